@@ -1,0 +1,31 @@
+# Every target is one call; build.py sets up what it needs before it starts.
+PYTHON ?= python3
+LINE ?= qwen3.8-27b
+BUILD = $(PYTHON) build.py
+DEV = .build/venv-dev/bin/python
+
+.PHONY: image check release test lint engine engine-stop clean
+
+image:
+	$(BUILD) image --line $(LINE)
+
+check:
+	$(BUILD) check --line $(LINE)
+
+release:
+	$(BUILD) release --line $(LINE) $(if $(DRY_RUN),--dry-run) $(or $(REPOSITORY),$(error say where to: make release REPOSITORY=127.0.0.1:5000/sglang-xpu))
+
+test:
+	$(BUILD) setup --dev && $(DEV) -m pytest
+
+lint:
+	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy
+
+engine:
+	$(BUILD) engine start
+
+engine-stop:
+	$(BUILD) engine stop
+
+clean:
+	$(BUILD) engine stop && rm -rf .build

@@ -1,0 +1,1 @@
+"""Build, check and release model-scoped SGLang images: one module per stage."""

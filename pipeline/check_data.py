@@ -1,0 +1,144 @@
+"""The data files of ``checks/`` as typed models, and the feature table that README.md gets from them."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, RootModel, model_validator
+
+from pipeline.errors import CheckError
+from pipeline.manifest import Strict, TreePath, read_yaml
+
+CHECKS = Path(__file__).resolve().parent.parent / "checks"
+BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from error
+    return pattern
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
+
+
+class Feature(Strict):
+    """A row of ``features.yaml``; that file explains the keys."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    title: str
+    why: str
+    origin: Annotated[str, Field(pattern=r"^(upstream|patch|overlay) \S+$")]
+    file: TreePath
+    scope: str | None = Field(default=None, alias="in")
+    find: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+class Features(RootModel[tuple[Feature, ...]]):
+    """``features.yaml``."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Features":
+        seen: set[str] = set()
+        for row in self.root:
+            if row.id in seen:
+                raise ValueError(f"one row with the id {row.id!r}")
+            if not row.find and not row.absent:
+                raise ValueError(f"something to find or absent in {row.id!r}")
+            seen.add(row.id)
+        return self
+
+
+class PathRule(Strict):
+    """A shell pattern for paths; one that ends in ``/`` is for folders."""
+
+    pattern: str
+    reason: str
+
+
+class ContentRule(Strict):
+    """A regular expression for lines."""
+
+    pattern: Regex
+    reason: str
+
+
+class Leftovers(Strict):
+    """``leftovers.yaml``."""
+
+    paths: tuple[PathRule, ...]
+    content: tuple[ContentRule, ...]
+
+
+class KnownBad(Strict):
+    """A variable that must not be set, or not to such a value."""
+
+    name: str
+    value: Regex | None = None
+    reason: str
+
+
+class KnownBadEnvironment(RootModel[tuple[KnownBad, ...]]):
+    """``environment.yaml``."""
+
+
+def features(checks: Path = CHECKS) -> Features:
+    """Read ``features.yaml``.
+
+    Raises:
+        ManifestError: it is missing or malformed.
+    """
+    return read_yaml(checks / "features.yaml", Features)
+
+
+def input_parts(checks: Path = CHECKS) -> dict[str, Any]:
+    """The keys ``features``, ``leftovers`` and ``known_bad_environment`` of the checks' ``input.json``.
+
+    Raises:
+        ManifestError: a file is missing or malformed.
+    """
+    models = {
+        "features": features(checks),
+        "leftovers": read_yaml(checks / "leftovers.yaml", Leftovers),
+        "known_bad_environment": read_yaml(checks / "environment.yaml", KnownBadEnvironment),
+    }
+    return {key: model.model_dump(mode="json", by_alias=True, exclude_none=True) for key, model in models.items()}
+
+
+def update_readme(text: str, checks: Path = CHECKS) -> str:
+    """Replace what stands between the two markers in README.md with the feature table.
+
+    Raises:
+        CheckError: a marker is missing or stands twice.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise CheckError("README.md", expected=f"{BEGIN} and {END} once each, in this order", do="restore the markers")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{feature_table(features(checks))}{END}{after}"
+
+
+def feature_table(table: Features) -> str:
+    """Markdown table with a line per title: feature, origin, where it lives, which rows of the check prove it."""
+    titles: dict[str, list[Feature]] = {}
+    for row in table.root:
+        titles.setdefault(row.title, []).append(row)
+    lines = ["| Feature | From | Where | Proven by |", "|---|---|---|---|"]
+    lines += [_line(title, rows) for title, rows in titles.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(title: str, rows: list[Feature]) -> str:
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        places.setdefault(row.file, []).extend([f"`{row.scope}`"] if row.scope else [])
+    origins = dict.fromkeys(row.origin for row in rows)
+    where = [
+        f"`{file}`" + (f": {', '.join(dict.fromkeys(scopes))}" if scopes else "") for file, scopes in places.items()
+    ]
+    proofs = ", ".join(f"`{row.id}`" for row in rows)
+    cells = [title, ", ".join(origins), "<br>".join(where), f"`features`: {proofs}"]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

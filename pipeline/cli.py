@@ -1,0 +1,294 @@
+"""The command line: one command per stage, each a short chain of the stages' own functions."""
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.table import Table
+
+from pipeline import console
+from pipeline.errors import CheckError, EngineError, PipelineError
+from pipeline.files import BUILD, build_lock
+from pipeline.manifest import DEFAULT_LINE, load_line, read_yaml
+
+# Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
+
+FIRST_RUN = "the first image takes 4 to 8 minutes and about 500 MB of downloads; later ones less than a minute"
+
+line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; the exit code is the stage's (``docs/exit-codes.md``)."""
+    try:
+        main.main(arguments, prog_name="build.py", standalone_mode=False)
+    except PipelineError as error:
+        console.fail(error.line())
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        console.fail(" ".join(error.format_message().split()))
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        console.fail("interrupted; nothing half-made is left, the same command goes on from here")
+        return 130
+    except OSError as error:
+        console.fail(
+            f"{error.filename or 'operating system'}: {error.strerror or error}; free space or rights, then again"
+        )
+        return 3
+    return 0
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Build, check and release model-scoped SGLang images for Intel XPU.
+
+    Exit codes: 0 done, 2 usage, 3 set-up, 4 manifest, 5 pins, 6 compose, 7 base, 8 image, 9 engine, 10 checks,
+    11 release, 12 another run is at work, 130 interrupted.
+    """
+
+
+def emit(document: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+@main.command()
+@click.option("--dev", is_flag=True, help="With the test tools and servers, as `make test` needs them.")
+def setup(dev: bool) -> None:
+    """Install what is missing and make the virtual environment; every command does so by itself."""
+    from pipeline import bootstrap
+
+    bootstrap.prepare(bootstrap.debian_packages("setup", dev), dev)
+
+
+@main.command()
+@line_option
+@json_option
+def plan(line_name: str, as_json: bool) -> None:
+    """Show what would be done, and what is cached; nothing is fetched or written."""
+    from pipeline import stages
+
+    rows = stages.plan(load_line(line_name), BUILD)
+    if as_json:
+        emit([{"stage": stage, "what": what, "state": state} for stage, what, state in rows])
+        return
+    table = Table("stage", "what", "state")
+    for row in rows:
+        table.add_row(*row)
+    console.out.print(table)
+
+
+@main.command()
+@line_option
+@json_option
+@click.option("--write-lock", is_flag=True, help="Accept the composed tree as the new locked one.")
+def compose(line_name: str, as_json: bool, write_lock: bool) -> None:
+    """Compose the tree into .build/<line>/tree, with its record."""
+    from pipeline import stages
+
+    with build_lock():
+        record = stages.compose_tree(load_line(line_name), write_lock=write_lock).record
+    if as_json:
+        emit(record.model_dump(mode="json", exclude={"files"}))
+    else:
+        console.out.print(record.digest)
+
+
+@main.group()
+def base() -> None:
+    """The base image of a line."""
+
+
+@base.command("build")
+@line_option
+@json_option
+@click.option("--write-lock", is_flag=True, help="Accept this base as the locked one.")
+def base_build(line_name: str, as_json: bool, write_lock: bool) -> None:
+    """Build the local base, or read the published one; nothing is done when it is cached."""
+    from pipeline import stages
+
+    with build_lock():
+        built = stages.get_base(load_line(line_name), write_lock=write_lock)
+    if as_json:
+        emit({"kind": built.kind, "name": built.name, "digest": built.image.digest})
+    else:
+        console.out.print(built.image.digest)
+
+
+@base.command("inventory")
+@line_option
+@json_option
+def base_inventory(line_name: str, as_json: bool) -> None:
+    """Show what the base holds; a published base is read once, layer by layer, from its registry."""
+    from pipeline import stages
+
+    with build_lock():
+        taken = stages.take_inventory(load_line(line_name))
+    if as_json:
+        emit(taken.model_dump(mode="json"))
+        return
+    table = Table("package", "version", "kind", title=f"{taken.base}: {len(taken.files)} files in {taken.package_root}")
+    for kind, packages in (("debian", taken.debian), ("python", taken.python)):
+        for name, version in packages.items():
+            table.add_row(name, version, kind)
+    console.out.print(table)
+
+
+@main.command()
+@line_option
+@json_option
+def image(line_name: str, as_json: bool) -> None:
+    """Compose, get the base, write the image, check it: the whole line up to a release."""
+    from pipeline import stages
+
+    line = load_line(line_name)
+    with build_lock():
+        stages.require_space(line)
+        if not stages.is_cached(line):
+            console.note(f"{line.release.title}: {FIRST_RUN}")
+        composed = stages.compose_tree(line)
+        base = stages.get_base(line)
+        report = stages.check_image(line, composed, base, stages.build_image(line, composed, base))
+    _show_report(report, as_json)
+
+
+@main.command()
+@line_option
+@json_option
+def check(line_name: str, as_json: bool) -> None:
+    """Check the image of .build/<line>/image again."""
+    from pipeline import stages
+    from pipeline.oci import Image
+
+    line = load_line(line_name)
+    with build_lock():
+        composed = stages.compose_tree(line)
+        base = stages.get_base(line)
+        report = stages.check_image(line, composed, base, Image.load(BUILD / line.name / "image"))
+    _show_report(report, as_json)
+
+
+def _show_report(report: Any, as_json: bool) -> None:
+    from pipeline.check import table
+
+    if as_json:
+        emit(report.model_dump(mode="json"))
+    else:
+        console.out.print(table(report))
+        console.out.print(report.image)
+    if report.passed:
+        return
+    bad = [row for row in report.checks if row.status != "passed"]
+    if all(row.status == "not_run" for row in bad):
+        raise EngineError(
+            f"{report.image}: checks were not run", found=bad[0].reason, do="see docs/read-a-failed-check.md"
+        )
+    names = ", ".join(f"{row.name} {row.status}" for row in bad)
+    raise CheckError(
+        f"{report.image}", expected="every check passed", found=names, do="see docs/read-a-failed-check.md"
+    )
+
+
+@main.command()
+@click.argument("repository")
+@line_option
+@json_option
+@click.option("--dry-run", is_flag=True, help="Examine every condition and tag; send nothing.")
+def release(repository: str, line_name: str, as_json: bool, dry_run: bool) -> None:
+    """Push the checked image to REPOSITORY (host:port/name): by digest, then the pinned tag, then the moving one."""
+    from pipeline import stages
+
+    with build_lock():
+        result = stages.release_image(load_line(line_name), repository, dry_run=dry_run)
+    if as_json:
+        emit(result.model_dump(mode="json"))
+        return
+    console.out.print(f"{result.repository}@{result.digest}")
+
+
+@main.group()
+def patch() -> None:
+    """The ordered patches of a line."""
+
+
+@patch.command("list")
+@line_option
+@json_option
+def patch_list(line_name: str, as_json: bool) -> None:
+    """List the series with each patch's first line and files."""
+    from pipeline import patches
+    from pipeline.compose import PATCHES
+
+    series = patches.read_series(PATCHES / load_line(line_name).name)
+    if as_json:
+        emit([{"name": p.name, "header": dict(p.header), "files": [f.path for f in p.files]} for p in series])
+        return
+    table = Table("patch", "forwarded", "what", "files")
+    for entry in series:
+        files = "\n".join(file.path for file in entry.files)
+        table.add_row(entry.name, entry.header["Forwarded"], entry.summary, files)
+    console.out.print(table)
+
+
+@main.group()
+def engine() -> None:
+    """The container engine: the given one, else a private one below .build/."""
+
+
+@engine.command("start")
+@json_option
+def engine_start(as_json: bool) -> None:
+    """Start the private engine, unless one answers already."""
+    from pipeline import engine as engines
+
+    with console.step("Container engine"):
+        engines.find_or_start(BUILD)
+    _show_engine(as_json)
+
+
+@engine.command("stop")
+def engine_stop() -> None:
+    """Stop the private engine by its pid; a given engine is left alone."""
+    from pipeline import engine as engines
+
+    console.note("private engine stopped" if engines.stop(BUILD) else "no private engine was running")
+
+
+@engine.command("status")
+@json_option
+def engine_status(as_json: bool) -> None:
+    """Say which engine would be used, and whether it runs."""
+    _show_engine(as_json)
+
+
+def _show_engine(as_json: bool) -> None:
+    import dataclasses
+
+    from pipeline import engine as engines
+
+    status = engines.status(BUILD)
+    if as_json:
+        emit(dataclasses.asdict(status))
+        return
+    state = f"running, version {status.version}" if status.running else "not running"
+    console.out.print(f"{status.kind} engine at {status.host}: {state}{f', pid {status.pid}' if status.pid else ''}")
+
+
+@main.command()
+@click.option("--write", is_flag=True, help="Write the table into README.md.")
+def features(write: bool) -> None:
+    """Print the table of features: where each lives and which check proves it."""
+    from pipeline import check_data
+    from pipeline.files import PROJECT, write_atomic
+
+    readme = PROJECT / "README.md"
+    if write:
+        write_atomic(readme, check_data.update_readme(readme.read_text(encoding="utf-8")).encode())
+    else:
+        sys.stdout.write(check_data.feature_table(read_yaml(check_data.CHECKS / "features.yaml", check_data.Features)))

@@ -1,0 +1,86 @@
+"""Small file habits that every stage shares: outputs appear by rename, one run at a time."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import BusyError, HostError
+
+PROJECT = Path(__file__).resolve().parent.parent
+BUILD = PROJECT / ".build"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file that is either absent, old or whole, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+        temporary = Path(stream.name)
+        try:
+            stream.write(data)
+            stream.flush()
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``target``; on success it takes ``target``'s place, on failure it is gone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    draft.chmod(0o755)
+    try:
+        yield draft
+        if target.exists():
+            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+            target.replace(old / "x")
+            draft.replace(target)
+            shutil.rmtree(old)
+        else:
+            draft.replace(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def build_lock(build: Path = BUILD) -> Iterator[None]:
+    """Keep a second run out of the same build folder; the lock dies with its process.
+
+    Raises:
+        BusyError: another run holds it.
+        HostError: the folder cannot be written.
+    """
+    try:
+        build.mkdir(parents=True, exist_ok=True)
+        lock = (build / "lock").open("a+")
+    except OSError as error:
+        raise HostError(f"{build}: {error.strerror}", expected="a folder that can be written") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read(32).strip() or "unknown"
+            raise BusyError(f"{build}: in use by another run (pid {owner})", do="wait for it, or stop it") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        remove_leftovers(build)
+        yield
+
+
+def remove_leftovers(build: Path) -> None:
+    """Remove drafts that a killed run left behind: only names as the drafts get them, ``.<name>.<8 characters>``."""
+    for folder in (build, build / "cache" / "sha256", *(child for child in build.iterdir() if child.is_dir())):
+        for draft in folder.glob(".*.????????"):
+            if draft.is_dir() and not draft.is_symlink():
+                shutil.rmtree(draft, ignore_errors=True)
+            else:
+                draft.unlink()

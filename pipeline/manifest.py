@@ -1,0 +1,368 @@
+"""The typed form of ``manifests/<line>/``: what a release line is made of.
+
+Three files: ``release.yaml`` (what goes into the image), ``profiles.yaml`` (how it is served) and ``lock.yaml``
+(what came out of resolving it: digests, written by ``build.py compose --write-lock`` and
+``build.py base build --write-lock``). Unknown and doubled keys are refused; the nearest known key is named.
+"""
+
+import datetime
+import difflib
+import re
+from collections.abc import Hashable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from pipeline.documents import Digest, Sha256
+from pipeline.errors import ManifestError
+
+MANIFESTS = Path(__file__).resolve().parent.parent / "manifests"
+DEFAULT_LINE = "qwen3.8-27b"
+
+
+def _tree_path(value: str) -> str:
+    path = PurePosixPath(value)
+    if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != value or "\\" in value:
+        raise ValueError("must be a plain relative path inside the tree")
+    return value
+
+
+TreePath = Annotated[str, AfterValidator(_tree_path)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+class Strict(BaseModel):
+    """Closed and frozen: a key that nothing reads is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PypiPin(Strict):
+    """A wheel on the configured package index."""
+
+    kind: Literal["pypi"]
+    name: str
+    version: str
+    sha256: dict[Annotated[str, Field(pattern=r"^cp3\d+$")], Sha256]
+    """Hash of the wheel per Python tag (``cp311``)."""
+
+
+class GitPin(Strict):
+    """A commit of a git repository."""
+
+    kind: Literal["git"]
+    url: str
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    subdir: TreePath | Literal[""] = ""
+    """Folder of the repository that holds the tree (``python`` for SGLang's own repository)."""
+
+
+class DirPin(Strict):
+    """A folder of work in progress; an image made from it can never be released."""
+
+    kind: Literal["dir"]
+    path: str
+    """Absolute, or relative to the project."""
+
+
+Pin = Annotated[PypiPin | GitPin | DirPin, Field(discriminator="kind")]
+
+
+class SourceLayer(Strict):
+    """Files of a pin: all of them, or those listed."""
+
+    source: Name
+    files: tuple[TreePath, ...] | None = None
+
+
+class OverlayLayer(Strict):
+    """A named set of new files, ``overlays/<set>/``."""
+
+    overlay: Name
+
+
+class PatchesLayer(Strict):
+    """The ordered patches of ``patches/<line>/series``."""
+
+    patches: Literal["series"]
+
+
+def _layer_kind(value: Any) -> str | None:
+    """A layer is told by its key, so that a problem in it is reported for what it was meant to be."""
+    keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return next((kind for kind in ("source", "overlay", "patches") if kind in keys), None)
+
+
+Layer = Annotated[
+    Annotated[SourceLayer, Tag("source")]
+    | Annotated[OverlayLayer, Tag("overlay")]
+    | Annotated[PatchesLayer, Tag("patches")],
+    Discriminator(
+        _layer_kind, custom_error_type="layer", custom_error_message="must be a source, an overlay or patches"
+    ),
+]
+
+
+class CpuBase(Strict):
+    """The local base: Debian packages and hashed wheels, built here."""
+
+    kind: Literal["cpu"]
+    suite: str
+    """Debian suite."""
+    debian: tuple[str, ...]
+    """Packages beside the minimal system."""
+    requirements: str
+    """Hashed requirements file beside this manifest; its torch must be a CPU build (``+cpu``)."""
+    python_tag: Annotated[str, Field(pattern=r"^cp3\d+$")] = "cp311"
+
+
+class PublishedBase(Strict):
+    """An image in a registry, by the digest of its platform manifest."""
+
+    kind: Literal["published"]
+    reference: Annotated[str, Field(pattern=r"^[^@\s]+@sha256:[0-9a-f]{64}$")]
+    package_root: str
+    python_tag: Annotated[str, Field(pattern=r"^cp3\d+$")]
+    allows: tuple[str, ...] = ()
+    """Python packages that the checks otherwise refuse and that this base declares to hold."""
+
+
+Base = Annotated[CpuBase | PublishedBase, Field(discriminator="kind")]
+
+
+class EnvironmentDefault(Strict):
+    """A variable that the image sets."""
+
+    value: str
+    why: str
+    read_by: str | None = None
+    """Who reads it, where that is not the tree itself."""
+
+
+class Architecture(Strict):
+    """A model class that the image's registry must hold."""
+
+    file: TreePath
+    why: str
+    must_have: tuple[str, ...] = ()
+    """Names that the class's module must define, to tell it from an older class under the same name."""
+
+
+class Release(Strict):
+    """``release.yaml``."""
+
+    title: str
+    model: str
+    """Name of the model as people write it."""
+    tag: Name
+    """Moving tag of the model; ``{tag}-{release}`` is the pinned one."""
+    release: str
+    """Date, YYYYMMDD."""
+    pins: dict[Name, Pin]
+    layers: tuple[Layer, ...]
+    """Applied in this order; the first is the whole tree."""
+    base: Base
+    environment: dict[str, EnvironmentDefault]
+    architectures: dict[str, Architecture]
+    """Class name, as SGLang's registry lists it, to where it must come from."""
+
+    @field_validator("release", mode="before")
+    @classmethod
+    def _date(cls, value: object) -> str:
+        text = str(value)
+        try:
+            if not re.fullmatch(r"\d{8}", text):
+                raise ValueError
+            datetime.datetime.strptime(text, "%Y%m%d")
+        except ValueError:
+            raise ValueError("must be a date, YYYYMMDD") from None
+        return text
+
+    @model_validator(mode="after")
+    def _layers_name_pins(self) -> "Release":
+        if not self.layers or not isinstance(self.layers[0], SourceLayer) or self.layers[0].files is not None:
+            raise ValueError("layers must start with a whole source")
+        for number, layer in enumerate(self.layers):
+            kind, name = next(iter(layer))
+            if any(next(iter(other)) == (kind, name) for other in self.layers[:number]):
+                raise ValueError(f"layers names {kind} {name!r} twice; steps of the lock have one name each")
+            if isinstance(layer, SourceLayer) and layer.source not in self.pins:
+                raise ValueError(f"layers names the source {layer.source!r}, which pins does not define")
+        return self
+
+    @property
+    def created(self) -> str:
+        """The release date as RFC 3339, for image configs."""
+        return datetime.datetime.strptime(self.release, "%Y%m%d").strftime("%Y-%m-%dT00:00:00Z")
+
+
+class Profile(Strict):
+    """One way to serve the model; rendered into recipes and parsed by the image's own argument parser."""
+
+    why: str
+    target: str
+    """Hub id of the target checkpoint."""
+    target_revision: str
+    draft: str | None = None
+    draft_revision: str | None = None
+    context_length: int
+    max_total_tokens: int
+    max_mamba_cache_size: int
+    arguments: dict[str, str | int | float | bool]
+    """Launch flags without the leading dashes; ``true`` is a flag without a value."""
+    environment: dict[str, str] = {}
+    limits: tuple[str, ...] = ()
+    """What was never measured or must not be asked of it, one sentence each."""
+
+
+class Profiles(Strict):
+    """``profiles.yaml``."""
+
+    profiles: dict[Name, Profile]
+    default: Name | None = None
+
+
+class LockedBase(Strict):
+    """The base that the lock was written with."""
+
+    digest: Digest
+    debian: dict[str, str] = {}
+    python: dict[str, str] = {}
+
+
+class Lock(Strict):
+    """``lock.yaml``."""
+
+    steps: dict[str, Digest]
+    """Digest of the tree after each step, in order; step names as in the record."""
+    base: LockedBase | None = None
+
+
+class Line(Strict):
+    """One release line, read from its folder."""
+
+    name: str
+    folder: Path
+    release: Release
+    profiles: Profiles
+    lock: Lock | None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def lines(manifests: Path = MANIFESTS) -> list[str]:
+    """Names of the release lines that exist."""
+    return sorted(path.parent.name for path in manifests.glob("*/release.yaml"))
+
+
+def load_line(name: str, manifests: Path = MANIFESTS) -> Line:
+    """Read and validate one release line.
+
+    Raises:
+        ManifestError: naming file, key, what was expected and the nearest known key or line.
+    """
+    folder = manifests / name
+    if not (folder / "release.yaml").is_file():
+        known = lines(manifests)
+        raise ManifestError(
+            f"no release line {name!r}",
+            expected=f"a folder below {manifests}",
+            found=", ".join(known) or "none",
+            do=_suggest(name, known) or "see build.py plan --help",
+        )
+    lock_file = folder / "lock.yaml"
+    return Line(
+        name=name,
+        folder=folder,
+        release=read_yaml(folder / "release.yaml", Release),
+        profiles=read_yaml(folder / "profiles.yaml", Profiles),
+        lock=read_yaml(lock_file, Lock) if lock_file.is_file() else None,
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key that occurs twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key is no plain value", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_yaml(path: Path) -> Any:
+    """Parse a YAML file; doubled keys and syntax errors are one-line :class:`ManifestError`."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}", do="restore it from git") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
+        raise ManifestError(f"{path}: {error}", do="correct the YAML") from error
+
+
+def read_yaml(path: Path, model: type[Model]) -> Model:
+    """Parse a YAML file into ``model``; the first problem is reported as one line."""
+    try:
+        return model.model_validate(load_yaml(path))
+    except ValidationError as error:
+        raise _problem(path, model, error) from error
+
+
+def _problem(path: Path, model: type[BaseModel], error: ValidationError) -> ManifestError:
+    """The first problem, but an unknown key before the required one that it was meant to be."""
+    problems = error.errors()
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = _suggest(str(first["loc"][-1]), sorted(_known_keys(model)))
+        return ManifestError(f"{path}: unknown key {where!r}", do=near or "remove it")
+    what = ": ".join(part for part in (str(path), where, first["msg"].removeprefix("Value error, ")) if part)
+    found = repr(first["input"])[:120] if where and first["type"] != "missing" else None
+    return ManifestError(what, found=found, do="correct the manifest")
+
+
+def _suggest(word: str, known: list[str]) -> str | None:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _known_keys(model: type[BaseModel]) -> Iterator[str]:
+    """Field names of a model and of every model below it."""
+    todo, seen = [model], set[type[BaseModel]]()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for name, field in current.model_fields.items():
+            yield name
+            todo += _models_in(field.annotation)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

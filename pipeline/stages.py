@@ -1,0 +1,189 @@
+"""The stages of the line as the commands chain them, on the project's own folders."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipeline import base as bases
+from pipeline import check, check_data, engine, inventory, patches
+from pipeline import compose as composing
+from pipeline import image as images
+from pipeline import release as releases
+from pipeline.base import BaseImage
+from pipeline.compose import PATCHES, Composed, ComposeLockError
+from pipeline.console import note, step, warn
+from pipeline.documents import CheckReport, Inventory, Record
+from pipeline.errors import EngineError, HostError, ImageError
+from pipeline.files import BUILD
+from pipeline.manifest import CpuBase, DirPin, Line, OverlayLayer, PublishedBase, PypiPin, SourceLayer, load_line
+from pipeline.oci import Image
+from pipeline.pins import describe
+from pipeline.store import Engine
+
+SPACE_FIRST = 12 << 30
+"""Free bytes that the first image needs: layout and engine hold the base once each, loading it a third time."""
+SPACE_LATER = 1 << 30
+
+
+def require_space(line: Line, build: Path = BUILD) -> None:
+    """Refuse to start what cannot end.
+
+    Raises:
+        HostError: too little space for the build folder.
+    """
+    needed = SPACE_LATER if is_cached(line, build) else SPACE_FIRST
+    free = shutil.disk_usage(build).free
+    if free < needed:
+        raise HostError(
+            f"{build}: free space",
+            expected=f"{needed / 2**30:.0f} GiB",
+            found=f"{free / 2**30:.1f} GiB",
+            do="free some, or clone the project onto a larger disk",
+        )
+
+
+def is_cached(line: Line, build: Path = BUILD) -> bool:
+    """Whether the line's base is at hand."""
+    return bases.cached(line, build)
+
+
+def plan(line: Line, build: Path = BUILD) -> list[tuple[str, str, str]]:
+    """Rows (stage, what, state) of everything that an image of this line goes through."""
+    rows: list[tuple[str, str, str]] = []
+    for name, pin in line.release.pins.items():
+        rows.append(("pin", f"{name}: {describe(pin)}", _pin_state(pin, line, build)))
+    for layer in line.release.layers:
+        match layer:
+            case SourceLayer():
+                files = f"{len(layer.files)} files" if layer.files is not None else "whole"
+                rows.append(("layer", f"source {layer.source}", files))
+            case OverlayLayer():
+                count = len(composing.read_overlay(layer.overlay))
+                rows.append(("layer", f"overlay {layer.overlay}", f"{count} files"))
+            case _:
+                for patch in patches.read_series(PATCHES / line.name):
+                    rows.append(("patch", patch.name, patch.summary))
+    base = line.release.base
+    what = base.reference if isinstance(base, PublishedBase) else f"cpu: Debian {base.suite}, {base.requirements}"
+    rows.append(("base", what, "cached" if is_cached(line, build) else "to be made"))
+    status = engine.status(build)
+    rows.append(("engine", f"{status.kind}: {status.host}", "running" if status.running else "not running"))
+    rows.append(("check", ", ".join(check.expected_checks(check.CHECKS)), "in the image, no network"))
+    pinned, moving = releases.tags(line, base.kind)
+    rows.append(("tags", f"{pinned}, then {moving}", "pushed by release only"))
+    return rows
+
+
+def _pin_state(pin: Any, line: Line, build: Path) -> str:
+    if isinstance(pin, DirPin):
+        return "work in progress: never releasable"
+    if isinstance(pin, PypiPin):
+        folder = build / "cache" / "sha256" / pin.sha256.get(line.release.base.python_tag, "none")
+        return "cached" if any(folder.glob("*.whl")) else "to be fetched"
+    return "from its repository"
+
+
+def compose_tree(line: Line, *, write_lock: bool = False, build: Path = BUILD) -> Composed:
+    """Compose and write tree and record."""
+    with step("Compose the tree") as state:
+        try:
+            composed = composing.compose(line, build)
+        except ComposeLockError as error:
+            if not write_lock:
+                raise
+            composing.write_lock(line, steps={entry.name: entry.digest for entry in error.record.steps})
+            line = load_line(line.name, line.folder.parent)
+            composed = composing.compose(line, build)
+        touched = sum(1 for entry in composed.record.files.values() if entry.patches)
+        state.detail = f"{len(composed.files)} files, {touched} patched, {composed.record.digest[:19]}"
+    for entry in composed.record.steps:
+        if entry.note:
+            note(f"  {entry.name}: {entry.note}")
+    composing.write(composed, line, build)
+    return composed
+
+
+def get_base(line: Line, *, write_lock: bool = False, build: Path = BUILD) -> BaseImage:
+    """The base, compared with the locked one: a rebuilt local base may differ, and then is used and reported."""
+    base = bases.get(line, build)
+    locked = line.lock.base if line.lock else None
+    if write_lock:
+        entry = {"digest": base.image.digest, "debian": base.inventory.debian, "python": base.inventory.python}
+        composing.write_lock(line, base=entry)
+    elif locked is None or locked.digest != base.image.digest:
+        _report_difference(line, base, locked)
+    return base
+
+
+def _report_difference(line: Line, base: BaseImage, locked: Any) -> None:
+    lock_file = line.folder / "lock.yaml"
+    if locked is None:
+        warn(f"{lock_file}: has no base; found {base.image.digest}; build.py base build --write-lock accepts it")
+        return
+    changes = inventory.difference(locked.debian, base.inventory.debian)
+    changes += inventory.difference(locked.python, base.inventory.python)
+    what = f"{len(changes)} packages differ: {'; '.join(changes[:20])}" if changes else "no package version differs"
+    warn(f"{lock_file}: base: expected {locked.digest}, found {base.image.digest}; used all the same; {what}")
+
+
+def take_inventory(line: Line, build: Path = BUILD) -> Inventory:
+    """The inventory of the line's base; a published base's layers are streamed from its registry once."""
+    base = line.release.base
+    if isinstance(base, CpuBase):
+        return bases.get(line, build).inventory
+    digest = base.reference.rpartition("@")[2]
+    return inventory.load(digest, build) or bases.read_inventory(base, build)
+
+
+def build_image(line: Line, composed: Composed, base: BaseImage, build: Path = BUILD) -> Image:
+    """Write the OCI layout."""
+    return images.build(line, composed, base, build / line.name / "image")
+
+
+def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, build: Path = BUILD) -> CheckReport:
+    """Load the image into an engine, run the checks in it, and write report and JUnit XML.
+
+    Without an engine every check is ``not_run``; the report says why.
+    """
+    record = composed.record
+    if image.labels.get("io.sglang-xpu.tree.digest") != record.digest:
+        raise ImageError(
+            f"{image.layout}: tree",
+            expected=record.digest,
+            found=image.labels.get("io.sglang-xpu.tree.digest"),
+            do="the image is of other inputs: run build.py image",
+        )
+    out = build / line.name
+    (out / "check-report.json").unlink(missing_ok=True)  # a verdict on another image must not survive this one
+    given = images.facts(line, record, base, image) | check_data.input_parts()
+    try:
+        with step("Container engine"):
+            running = engine.find_or_start(build)
+        load(running, image, base)
+        outcome = check.run_checks(
+            running, image, given, composed.upstream, check.CHECKS, base_kind=base.kind, log=out / "check.log"
+        )
+    except EngineError as error:
+        outcome = check.not_run(image, base.kind, record.digest, error.line())
+    check.write_outcome(outcome, out)
+    return outcome.report
+
+
+def load(running: Engine, image: Image, base: BaseImage) -> None:
+    """Put the image into the engine: the base's blobs once, our layer each time."""
+    if base.kind == "published":
+        kept = running.pull_base(base.image, base.name, "base")
+    else:
+        kept = running.ensure_base(base.image, "base")
+    running.remove_ours(keep=[kept, running.ensure_image(image, "image", base.image)])
+
+
+def release_image(line: Line, repository: str, *, dry_run: bool, build: Path = BUILD) -> releases.ReleaseResult:
+    """Push what was built and checked; see :mod:`pipeline.release`."""
+    out = build / line.name
+    image = Image.load(out / "image")
+    record = Record.model_validate_json((out / "record.json").read_bytes())
+    report_file = out / "check-report.json"
+    report = CheckReport.model_validate_json(report_file.read_bytes()) if report_file.is_file() else None
+    kind = image.labels[bases.LABEL_KIND]
+    return releases.release(line, image, record, report, kind, repository, dry_run)

@@ -1,0 +1,7 @@
+"""Names of torchvision.transforms.v2.functional; see the package's docstring."""
+
+from __future__ import annotations
+
+from ..._absent import absent_names
+
+__getattr__ = absent_names(__name__)

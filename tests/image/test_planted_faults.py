@@ -1,0 +1,182 @@
+"""Each check can fail: a fault is appended to the real image, and exactly the expected checks see it."""
+
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipeline import oci
+from pipeline.documents import RECORD_PATH, CheckStatus
+from pipeline.oci import Image, LayerEntry, whiteout
+from tests.image.conftest import Real
+
+ROOT = "usr/local/lib/python3.11/dist-packages"
+PATCHED = "sglang/srt/layers/attention/xpu_backend.py"
+DFLASH = "sglang/srt/models/dflash.py"
+CACHE = "__pycache__/{}.cpython-311.pyc"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A layer and variables on top of the sound image; ``fails`` is the whole set of checks that must fail."""
+
+    name: str
+    fails: frozenset[str]
+    says: str
+    """Part of the reason of the first failing check, in the order of the names."""
+    entries: Callable[[Real], list[LayerEntry]] = field(default=lambda _: [])
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def laid(path: str, content: bytes) -> Callable[[Real], list[LayerEntry]]:
+    """A file below the package root, new or replaced."""
+    return lambda _: [LayerEntry(f"{ROOT}/{path}", content)]
+
+
+def edited(path: str, old: bytes, new: bytes) -> Callable[[Real], list[LayerEntry]]:
+    """A file of the composed tree with one place changed; its bytecode of the base goes, as in an honest layer."""
+
+    def entries(real: Real) -> list[LayerEntry]:
+        source = real.composed.files[path]
+        assert old in source, f"{path} no longer holds what this fault changes"
+        made = [LayerEntry(f"{ROOT}/{path}", source.replace(old, new, 1))]
+        stale = f"{Path(path).parent}/{CACHE.format(Path(path).stem)}"
+        return [*made, whiteout(f"{ROOT}/{stale}")] if stale in real.base.inventory.files else made
+
+    return entries
+
+
+def reverted(path: str) -> Callable[[Real], list[LayerEntry]]:
+    """Upstream's own text of a file that a patch changed: the patch got lost."""
+    return lambda real: [LayerEntry(f"{ROOT}/{path}", real.composed.upstream[path])]
+
+
+def stale_bytecode(real: Real) -> list[LayerEntry]:
+    """The base's bytecode of a patched file, as if the layer had not deleted it."""
+    path = f"{ROOT}/{Path(PATCHED).parent}/{CACHE.format(Path(PATCHED).stem)}"
+    with tarfile.open(real.base.image.blob(real.base.image.layers[-1].digest)) as tar:
+        stream = tar.extractfile(path)
+        assert stream is not None
+        return [LayerEntry(path, stream.read())]
+
+
+def same_length_edit(real: Real) -> list[LayerEntry]:
+    """An edit that keeps a file's length beside its untouched, checked-hash bytecode."""
+    path = "sglang/srt/models/registry.py"
+    source = real.composed.files[path]
+    edit = source.replace(b"import", b"\timprt"[:6], 1)
+    assert len(edit) == len(source)
+    assert edit != source
+    return [LayerEntry(f"{ROOT}/{path}", edit)]
+
+
+FAULTS = [
+    Fault("extra-module", frozenset({"tree"}), "extra file", laid("sglang/srt/extra.py", b"")),
+    Fault("torch-edited", frozenset({"tree"}), "torch/utils/collect_env.py", laid("torch/utils/collect_env.py", b"")),
+    Fault("file-removed", frozenset({"tree"}), "missing", lambda _: [whiteout(f"{ROOT}/sglang/bench_serving.py")]),
+    Fault(
+        "record-of-another-tree",
+        frozenset({"tree"}),
+        "record",
+        lambda real: [LayerEntry(RECORD_PATH, real.composed.record.to_json().replace(b"cp311", b"cp313", 1))],
+    ),
+    Fault("stale-bytecode", frozenset({"leftovers", "tree"}), "pyc", stale_bytecode),
+    Fault("same-length-edit", frozenset({"registry", "tree"}), "registry", same_length_edit),
+    Fault("patch-lost", frozenset({"features", "tree"}), "xpu-noncausal-window", reverted(PATCHED)),
+    Fault(
+        "classic-dflash-file",
+        frozenset({"registry", "tree"}),
+        "DFlash2DraftModel",
+        edited(DFLASH, b"class DFlash2DraftModel(DFlashDraftModel):", b"class DFlash1DraftModel(DFlashDraftModel):"),
+    ),
+    Fault(
+        "dependency-missing",
+        frozenset({"registry", "tree"}),
+        "DFlash2DraftModel",
+        lambda _: [whiteout(f"{ROOT}/torchvision")],
+    ),
+    Fault(
+        "dflash-gate-closed",
+        frozenset({"features", "tree"}),
+        "dflash",
+        edited("sglang/srt/arg_groups/speculative_hook.py", b'"xpu"', b'"npx"'),
+    ),
+    Fault("backup-file", frozenset({"leftovers", "tree"}), ".orig", laid(f"{DFLASH}.orig", b"")),
+    Fault("test-log", frozenset({"leftovers", "tree"}), ".log", laid("sglang/bench.log", b"")),
+    Fault(
+        "diagnostic-switch",
+        frozenset({"leftovers", "tree"}),
+        "SGLANG_DFLASH_DEBUG",
+        edited(PATCHED, b"from __future__", b'import os; os.environ.get("SGLANG_DFLASH_DEBUG")\nfrom __future__'),
+    ),
+    Fault(
+        "ipex-installed",
+        frozenset({"leftovers", "tree"}),
+        "intel",
+        laid(
+            "intel_extension_for_pytorch-2.8.0.dist-info/METADATA",
+            b"Name: intel_extension_for_pytorch\nVersion: 2.8.0\n",
+        ),
+    ),
+    Fault(
+        "default-changed",
+        frozenset({"environment"}),
+        "ONEAPI_DEVICE_SELECTOR",
+        environment={"ONEAPI_DEVICE_SELECTOR": "opencl:cpu"},
+    ),
+    Fault(
+        "variable-that-nothing-asked-for",
+        frozenset({"environment"}),
+        "SGLANG_DFLASH_DISABLE_DRAFT_GRAPH",
+        environment={"SGLANG_DFLASH_DISABLE_DRAFT_GRAPH": "1"},
+    ),
+    Fault(
+        "known-bad-variable",
+        frozenset({"environment"}),
+        "SGLANG_ENABLE_WAR_BARRIER",
+        environment={"SGLANG_ENABLE_WAR_BARRIER": "1"},
+    ),
+]
+
+
+def plant(real: Real, fault: Fault, folder: Path) -> Image:
+    """The sound image plus the fault."""
+    layer = oci.write_layer(folder / "layer.tar", fault.entries(real))
+    return oci.append_layer(
+        real.image,
+        folder / "image",
+        folder / "layer.tar",
+        layer,
+        environment=fault.environment,
+        labels={},
+        created=real.line.release.created,
+        comment=f"fault: {fault.name}",
+    )
+
+
+def test_the_sound_image_passes(real: Real, tmp_path: Path) -> None:
+    """Without this, a fault below could "fail" for another reason."""
+    report = real.check(real.image, tmp_path / "log")
+    assert [(row.name, row.status) for row in report.checks if row.status is not CheckStatus.PASSED] == []
+    assert report.passed
+    assert report.image == real.image.digest
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_exactly_the_expected_checks_fail(real: Real, fault: Fault, tmp_path: Path) -> None:
+    """The set is exact: a check that fails too much would soon be ignored."""
+    report = real.check(plant(real, fault, tmp_path), tmp_path / "log")
+    bad = {row.name: row for row in report.checks if row.status is not CheckStatus.PASSED}
+    assert {name: row.reason for name, row in bad.items() if name not in fault.fails} == {}
+    assert set(bad) == fault.fails
+    assert {row.status for row in bad.values()} == {CheckStatus.FAILED}
+    assert fault.says in bad[min(bad)].reason
+
+
+def test_every_check_has_a_fault() -> None:
+    """A new check comes with a fault that it sees."""
+    from pipeline.check import CHECKS, expected_checks
+
+    assert set().union(*(fault.fails for fault in FAULTS)) == set(expected_checks(CHECKS))

@@ -1,0 +1,128 @@
+"""From the checked image to a registry and back: release, docker pull by digest, and a base that is published."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import image as images
+from pipeline import release as releases
+from pipeline import stages
+from pipeline.documents import CheckReport
+from pipeline.errors import ReleaseError
+from pipeline.files import BUILD
+from pipeline.manifest import PublishedBase
+from pipeline.registry import Registry, Repository
+from tests.engine.registry_server import RegistryServer, registry_server
+from tests.image.conftest import Real
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    """A registry on loopback."""
+    with registry_server(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
+    """The verdict on the sound image."""
+    return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
+
+
+@pytest.fixture(scope="module")
+def released(real: Real, server: RegistryServer, report: CheckReport) -> releases.ReleaseResult:
+    """The real image, released."""
+    repository = f"{server.address}/sglang-xpu"
+    return releases.release(real.line, real.image, real.composed.record, report, "cpu", repository)
+
+
+def test_tags_carry_the_base_kind_and_latest_is_absent(
+    real: Real, server: RegistryServer, released: releases.ReleaseResult
+) -> None:
+    """A cpu image is never found under the model's plain tags."""
+    pinned = f"{real.line.release.tag}-{real.line.release.release}-cpu"
+    assert released.tags == (pinned, f"{real.line.release.tag}-cpu")
+    with Registry(Repository.parse(released.repository)) as client:
+        assert [client.head_manifest(tag) for tag in released.tags] == [real.image.digest] * 2
+        for absent in ("latest", real.line.release.tag, pinned.removesuffix("-cpu")):
+            assert client.head_manifest(absent) is None
+        assert server.address in released.repository
+
+
+def test_docker_pull_by_digest_gives_the_same_image(real: Real, released: releases.ReleaseResult) -> None:
+    """What an operator pulls is what was checked."""
+    api = real.engine.client.images
+    loaded = real.engine.find(real.image)
+    assert loaded is not None
+    with contextlib.ExitStack() as cleanup:
+        pulled = api.pull(released.repository, tag=released.digest)
+        reference = f"{released.repository}@{released.digest}"
+        cleanup.callback(api.remove, reference)
+        assert reference in pulled.attrs["RepoDigests"]
+        assert pulled.id == real.image.config_digest
+
+
+def test_release_needs_a_report_on_this_very_image(real: Real, server: RegistryServer, report: CheckReport) -> None:
+    """A passed report on another digest opens nothing."""
+    other = report.model_copy(update={"image": "sha256:" + "0" * 64})
+    repository = f"{server.address}/refused"
+    with pytest.raises(ReleaseError, match="checked image"):
+        releases.release(real.line, real.image, real.composed.record, other, "cpu", repository)
+    with Registry(Repository.parse(repository)) as client:
+        assert not client.has_blob(real.image.config_digest)
+
+
+def test_an_image_on_a_published_base(
+    real: Real,
+    server: RegistryServer,
+    released: releases.ReleaseResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The base is read from its registry by digest, pulled by the engine, and mounted; the plain tags are its."""
+    with Registry(Repository.parse(released.repository)) as client:
+        client.put_manifest(real.base.image.digest, real.base.image.manifest_bytes, real.base.image.media_type)
+    published = PublishedBase(
+        kind="published",
+        reference=f"{released.repository}@{real.base.image.digest}",
+        package_root=real.base.inventory.package_root,
+        python_tag="cp311",
+    )
+    release = real.line.release.model_copy(update={"base": published})
+    line = real.line.model_copy(update={"release": release})
+    build = tmp_path / "build"
+    monkeypatch.setenv("DOCKER_HOST", real.engine.host)  # else a second build folder starts an engine of its own
+    assert stages.take_inventory(line, build) == real.base.inventory
+    base = stages.get_base(line, build=build)
+    image = images.build(line, real.composed, base, build / "image")
+    assert image.layers[:-1] == real.image.layers[:-1]
+    assert not any(image.blob(layer.digest).exists() for layer in image.layers[:-1])
+    verdict = stages.check_image(line, real.composed, base, image, build)
+    assert verdict.passed, verdict
+    repository = f"{server.address}/plain"
+    result = releases.release(line, image, real.composed.record, verdict, "published", repository)
+    assert result.tags == (f"{release.tag}-{release.release}", release.tag)
+    assert result.bytes_sent < 2 << 20
+
+
+def test_same_inputs_same_digest(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another folder, umask and time zone, and files laid in another order."""
+    import os
+    import time
+
+    monkeypatch.setenv("TZ", "Pacific/Apia")
+    time.tzset()
+    before = os.umask(0o077)
+    try:
+        shuffled = dict(sorted(real.composed.files.items(), key=lambda item: item[0][::-1]))
+        composed = type(real.composed)(shuffled, real.composed.upstream, real.composed.record)
+        again = images.build(real.line, composed, real.base, tmp_path / "image")
+    finally:
+        os.umask(before)
+        monkeypatch.undo()
+        time.tzset()
+    assert again.digest == real.image.digest
+    assert again.layers == real.image.layers
+    assert BUILD not in again.layout.parents

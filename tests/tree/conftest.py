@@ -1,0 +1,95 @@
+"""Two unpacked SGLang trees to compare: ours, and upstream's as it was before the first patch.
+
+The tests themselves import no SGLang. What has to run inside a tree is a driver
+(``drivers/<name>.py``): a subprocess of its own, so that one test run can measure two trees that both call
+themselves ``sglang``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+DRIVER_TIMEOUT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One tree root: the folder that holds ``sglang/``."""
+
+    variable: str
+    root: Path
+
+    def source(self, path: str) -> str:
+        """Text of a file, by its path below the root."""
+        return (self.root / path).read_text(encoding="utf-8")
+
+    def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Run ``drivers/<driver>.py`` once on this tree; returns its answer for each case, by the case's name.
+
+        Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
+        """
+        path = os.pathsep.join([str(self.root), str(HERE / "stubs")])
+        outcome = subprocess.run(
+            [sys.executable, "-m", f"drivers.{driver}"],
+            cwd=HERE,
+            input=json.dumps(cases),
+            env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_TIMEOUT_SECONDS,
+            check=False,
+        )
+        if outcome.returncode != 0:
+            pytest.fail(f"{driver} on {self.variable}={self.root} failed:\n{outcome.stderr}", pytrace=False)
+        answer = json.loads(outcome.stdout)
+        imported = Path(answer["sglang"])
+        assert imported.is_relative_to(self.root), f"measured {imported}, expected a file below {self.root}"
+        results: dict[str, Any] = answer["results"]
+        return results
+
+
+def _tree(variable: str, what: str) -> Tree:
+    value = os.environ.get(variable)
+    if not value:
+        raise pytest.UsageError(f"{variable} is not set; expected the root of {what}; run `make test`")
+    root = Path(value).resolve()
+    if not (root / "sglang" / "__init__.py").is_file():
+        raise pytest.UsageError(f"{variable}={value} holds no sglang/__init__.py; expected the root of {what}")
+    return Tree(variable, root)
+
+
+def pytest_configure() -> None:
+    """Refuse a run without both trees before it collects anything."""
+    _trees()
+
+
+def _trees() -> tuple[Tree, Tree]:
+    return (
+        _tree("SGX_TREE", "the composed tree (ours)"),
+        _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
+    )
+
+
+@pytest.fixture(scope="session")
+def composed() -> Tree:
+    """The tree under test: every oracle has to hold on it."""
+    return _trees()[0]
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Tree:
+    """The tree without our patches: every oracle has to fail on it.
+
+    A test that expects a defect here fails on the day upstream has repaired it: then the patch can go.
+    """
+    return _trees()[1]

@@ -1,0 +1,1 @@
+"""Measurements that run inside one SGLang tree; conftest.Tree.measure starts them."""
