@@ -18,6 +18,9 @@ class PipelineError(Exception):
         self.found = found
         self.do = do
 
+    def __str__(self) -> str:
+        return self.line()
+
     def line(self) -> str:
         """The message as one line, without colour and without the ``error:`` prefix."""
         text = self.what

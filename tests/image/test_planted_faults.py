@@ -1,5 +1,6 @@
 """Each check can fail: a fault is appended to the real image, and exactly the expected checks see it."""
 
+import dataclasses
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import image as images
 from pipeline import oci
 from pipeline.documents import RECORD_PATH, CheckStatus
+from pipeline.manifest import EnvironmentDefault
 from pipeline.oci import Image, LayerEntry, whiteout
 from tests.image.conftest import Real
 
@@ -84,7 +87,7 @@ FAULTS = [
     ),
     Fault("stale-bytecode", frozenset({"leftovers", "tree"}), "pyc", stale_bytecode),
     Fault("same-length-edit", frozenset({"registry", "tree"}), "registry", same_length_edit),
-    Fault("patch-lost", frozenset({"features", "tree"}), "xpu-noncausal-window", reverted(PATCHED)),
+    Fault("patch-lost", frozenset({"features", "tree"}), "noncausal-window", reverted(PATCHED)),
     Fault(
         "classic-dflash-file",
         frozenset({"registry", "tree"}),
@@ -173,6 +176,23 @@ def test_exactly_the_expected_checks_fail(real: Real, fault: Fault, tmp_path: Pa
     assert set(bad) == fault.fails
     assert {row.status for row in bad.values()} == {CheckStatus.FAILED}
     assert fault.says in bad[min(bad)].reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "fails"),
+    [("SGLANG_SET_CPU_AFFINITY", set()), ("SGLANG_XPU_DRAFT_RING", {"environment"})],
+    ids=["read", "read-by-nothing"],
+)
+def test_default_must_be_read_by_the_tree(real: Real, variable: str, fails: set[str], tmp_path: Path) -> None:
+    """A default of the manifest that no code of the image reads would be believed to do something."""
+    default = EnvironmentDefault(value="1", why="a test")
+    release = real.line.release.model_copy(update={"environment": {variable: default}})
+    other = dataclasses.replace(real, line=real.line.model_copy(update={"release": release}))
+    image = images.build(other.line, other.composed, other.base, tmp_path / "image")
+    report = other.check(image, tmp_path / "log")
+    bad = {row.name: row.reason for row in report.checks if row.status is not CheckStatus.PASSED}
+    assert set(bad) == fails
+    assert all(variable in reason for reason in bad.values())
 
 
 def test_every_check_has_a_fault() -> None:
