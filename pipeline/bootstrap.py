@@ -25,6 +25,11 @@ from pipeline.errors import HostError
 PROJECT = Path(__file__).resolve().parent.parent
 BUILD = PROJECT / ".build"
 HEARTBEAT_SECONDS = 8.0
+SPACE_FIRST = 10 << 30
+"""Free bytes that the first image needs; measured: docs/figures in README. Layout and engine hold the base once each,
+and loading it takes it a third time."""
+SPACE_LATER = 1 << 30
+FIRST_RUN = "the first image takes 4 to 8 minutes and about 600 MB of downloads; later ones less than a minute"
 POLICY = Path("/usr/sbin/policy-rc.d")
 NEEDS_BOOTSTRAP = {"image", "check", "base"}
 """Commands that may build the local base."""
@@ -47,11 +52,43 @@ def enter(arguments: list[str]) -> None:
         return
     command = next((word for word in arguments if not word.startswith("-")), "")
     development = command == "setup" and "--dev" in arguments
+    if command == "image" and not any(BUILD.glob("bases/*/index.json")):
+        look()
     prepare(debian_packages(command, development), development)
     if command == "setup":
         return
     python = environment_folder(development) / "bin" / "python"
     os.execv(python, [str(python), str(PROJECT / "build.py"), *arguments])
+
+
+def look() -> None:
+    """Say what this machine is and what the first image costs; refuse when the disk is too small for it.
+
+    Raises:
+        HostError: too little free space.
+    """
+    user = "root" if os.geteuid() == 0 else "not root"
+    engine = "answers" if engine_answers() else "none answers, a private one will be started"
+    free = shutil.disk_usage(PROJECT).free / 2**30
+    say(f"Python {sys.version.split()[0]}; {user}; {free:.1f} GiB free; container engine: {engine}")
+    require_space(PROJECT, SPACE_FIRST)
+    say(FIRST_RUN)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Compare the free space where a folder lies with what is needed, in bytes.
+
+    Raises:
+        HostError: there is less.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise HostError(
+            f"{folder}: free space",
+            expected=f"{needed / 2**30:.0f} GiB",
+            found=f"{free / 2**30:.1f} GiB",
+            do="free some, or clone the project onto a larger disk",
+        )
 
 
 def prepare(wanted: dict[str, bool], development: bool) -> None:

@@ -14,8 +14,6 @@ from pipeline.manifest import DEFAULT_LINE, load_line, read_yaml
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
-FIRST_RUN = "the first image takes 4 to 8 minutes and about 500 MB of downloads; later ones less than a minute"
-
 line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
@@ -150,8 +148,6 @@ def image(line_name: str, as_json: bool) -> None:
     line = load_line(line_name)
     with build_lock():
         stages.require_space(line)
-        if not stages.is_cached(line):
-            console.note(f"{line.release.title}: {FIRST_RUN}")
         composed = stages.compose_tree(line)
         base = stages.get_base(line)
         report = stages.check_image(line, composed, base, stages.build_image(line, composed, base))

@@ -1,11 +1,11 @@
 """The stages of the line as the commands chain them, on the project's own folders."""
 
-import shutil
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from pipeline import base as bases
-from pipeline import check, check_data, engine, inventory, patches
+from pipeline import bootstrap, check, check_data, engine, inventory, patches
 from pipeline import compose as composing
 from pipeline import image as images
 from pipeline import release as releases
@@ -13,16 +13,12 @@ from pipeline.base import BaseImage
 from pipeline.compose import PATCHES, Composed, ComposeLockError
 from pipeline.console import note, step, warn
 from pipeline.documents import CheckReport, Inventory, Record
-from pipeline.errors import EngineError, HostError, ImageError
+from pipeline.errors import EngineError, ImageError
 from pipeline.files import BUILD
 from pipeline.manifest import CpuBase, DirPin, Line, OverlayLayer, PublishedBase, PypiPin, SourceLayer, load_line
 from pipeline.oci import Image
 from pipeline.pins import describe
 from pipeline.store import Engine
-
-SPACE_FIRST = 12 << 30
-"""Free bytes that the first image needs: layout and engine hold the base once each, loading it a third time."""
-SPACE_LATER = 1 << 30
 
 
 def require_space(line: Line, build: Path = BUILD) -> None:
@@ -31,15 +27,7 @@ def require_space(line: Line, build: Path = BUILD) -> None:
     Raises:
         HostError: too little space for the build folder.
     """
-    needed = SPACE_LATER if is_cached(line, build) else SPACE_FIRST
-    free = shutil.disk_usage(build).free
-    if free < needed:
-        raise HostError(
-            f"{build}: free space",
-            expected=f"{needed / 2**30:.0f} GiB",
-            found=f"{free / 2**30:.1f} GiB",
-            do="free some, or clone the project onto a larger disk",
-        )
+    bootstrap.require_space(build, bootstrap.SPACE_LATER if is_cached(line, build) else bootstrap.SPACE_FIRST)
 
 
 def is_cached(line: Line, build: Path = BUILD) -> bool:
@@ -159,10 +147,11 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
     try:
         with step("Container engine"):
             running = engine.find_or_start(build)
-        load(running, image, base)
-        outcome = check.run_checks(
-            running, image, given, composed.upstream, check.CHECKS, base_kind=base.kind, log=out / "check.log"
-        )
+        with contextlib.closing(running.client):
+            load(running, image, base)
+            outcome = check.run_checks(
+                running, image, given, composed.upstream, check.CHECKS, base_kind=base.kind, log=out / "check.log"
+            )
     except EngineError as error:
         outcome = check.not_run(image, base.kind, record.digest, error.line())
     check.write_outcome(outcome, out)

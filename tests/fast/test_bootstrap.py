@@ -367,3 +367,24 @@ class TestMain:
         with pytest.raises(SystemExit) as ended:
             bootstrap.main(["plan"], lambda arguments: len(arguments) + 6)
         assert ended.value.code == 7
+
+
+class TestLook:
+    def test_machine_and_price_are_said_first(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(bootstrap, "SPACE_FIRST", 1)
+        monkeypatch.setattr(bootstrap, "engine_answers", lambda: False)
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        bootstrap.look()
+        machine, price = capsys.readouterr().err.splitlines()
+        assert "not root" in machine
+        assert "GiB free" in machine
+        assert "none answers" in machine
+        assert "minutes" in price
+        assert "MB of downloads" in price
+
+    def test_small_disk_is_refused_before_anything_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bootstrap, "SPACE_FIRST", 1 << 60)
+        with pytest.raises(HostError, match="free space"):
+            bootstrap.look()

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline import cli, files, stages
+from pipeline import bootstrap, cli, files, stages
 from pipeline.errors import (
     BaseError,
     BusyError,
@@ -203,7 +203,7 @@ def test_patch_list_as_table_goes_to_stdout(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_too_little_space_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "SPACE_LATER", 1 << 60)
+    monkeypatch.setattr(bootstrap, "SPACE_LATER", 1 << 60)
     monkeypatch.setattr(stages, "is_cached", lambda _line, _build: True)
     with pytest.raises(HostError, match="free space") as raised:
         stages.require_space(make_line(tmp_path), tmp_path)

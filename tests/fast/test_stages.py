@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline import stages
+from pipeline import bootstrap, stages
 from pipeline.base import BaseImage
 from pipeline.documents import Inventory, InventoryFile
 from pipeline.errors import HostError, ImageError
@@ -70,7 +70,7 @@ def test_too_little_space_is_said_before_anything_starts(monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=3 << 30))
     with pytest.raises(HostError, match="free space") as caught:
         stages.require_space(load_line(DEFAULT_LINE), tmp_path)
-    assert f"{stages.SPACE_FIRST >> 30} GiB" in caught.value.line()
+    assert f"{bootstrap.SPACE_FIRST >> 30} GiB" in caught.value.line()
     assert "found 3.0 GiB" in caught.value.line()
 
 

@@ -1,0 +1,20 @@
+"""The composed tree does not depend on the Python of the base: the real wheels of two Pythons hold the same files."""
+
+import hashlib
+
+from pipeline import pins
+from pipeline.compose import tree_digest
+from pipeline.files import BUILD
+from pipeline.manifest import DEFAULT_LINE, PypiPin, load_line
+
+
+def test_wheels_of_all_pinned_pythons_hold_the_same_tree() -> None:
+    pin = load_line(DEFAULT_LINE).release.pins["sglang"]
+    assert isinstance(pin, PypiPin)
+    assert len(pin.sha256) > 1
+    digests = set[str]()
+    for python_tag in pin.sha256:
+        tree = pins.read_wheel(pins.fetch(pin, python_tag, BUILD / "cache"))
+        assert tree.extensions
+        digests.add(tree_digest({path: hashlib.sha256(data).hexdigest() for path, data in tree.files.items()}))
+    assert len(digests) == 1
