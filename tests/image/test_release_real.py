@@ -13,6 +13,7 @@ from pipeline.documents import CheckReport
 from pipeline.errors import ReleaseError
 from pipeline.files import BUILD
 from pipeline.manifest import PublishedBase
+from pipeline.oci import CONFIG_TYPE, Descriptor
 from pipeline.registry import Registry, Repository
 from tests.engine.registry_server import RegistryServer, registry_server
 from tests.image.conftest import Real
@@ -82,7 +83,9 @@ def test_an_image_on_a_published_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The base is read from its registry by digest, pulled by the engine, and mounted; the plain tags are its."""
+    config = Descriptor(CONFIG_TYPE, real.base.image.config_digest, len(real.base.image.config_bytes))
     with Registry(Repository.parse(released.repository)) as client:
+        client.push_blob(real.base.image.blob(config.digest), config)
         client.put_manifest(real.base.image.digest, real.base.image.manifest_bytes, real.base.image.media_type)
     published = PublishedBase(
         kind="published",
