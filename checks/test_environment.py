@@ -21,8 +21,8 @@ def test_environment(given: Given, verdict: Verdict) -> None:
     for name in sorted(unread - _read_by_tree(unread, given)):
         verdict.problem(f"{name}: expected code of the tree that reads it, or read_by: in the manifest; found neither")
     verdict.conclude(
-        f"{len(given.defaults)} defaults set ({len(unread)} read by the tree, the others as the manifest says), "
-        f"{len(given.base_environment)} variables of the base, no others; none known to do harm"
+        f"defaults set: {len(given.defaults)}, of which read by the tree: {len(unread)}; "
+        f"variables of the base: {len(given.base_environment)}; no others, none known to do harm"
     )
 
 

@@ -30,7 +30,7 @@ def test_leftovers(given: Given, verdict: Verdict) -> None:
         _refuse_ipex(given, added, verdict)
     files = sum(given.ours(path) for path in given.files)
     verdict.conclude(
-        f"{len(paths)} paths of ours and {len(added)} added lines in {files} files are clean; "
+        f"clean: paths of ours: {len(paths)}, lines of ours: {len(added)}, files looked at: {files}; "
         f"{IPEX} {'is allowed by the base' if IPEX in map(_normal, given.allows) else 'is absent'}"
     )
 

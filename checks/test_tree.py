@@ -23,7 +23,7 @@ def test_tree(given: Given, verdict: Verdict) -> None:
     changed = sum(given.ours(path) for path in given.files)
     verdict.conclude(
         f"{len(found)} files below {given.package_root} equal the record ({len(given.files)} files, {changed} of "
-        f"them ours) and the base's inventory; {judged} bytecode files belong to their sources"
+        f"them from later layers) and the base's inventory; {judged} bytecode files belong to their sources"
     )
 
 

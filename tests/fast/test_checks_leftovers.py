@@ -28,7 +28,7 @@ def fails(image: FakeImage, *reason: str, also: str | None = None) -> None:
 
 def test_proof_counts_paths_and_lines(image: FakeImage) -> None:
     reason = image.run().reason("leftovers")
-    assert "2 added lines in 2 files are clean; intel-extension-for-pytorch is absent" in reason
+    assert "lines of ours: 2, files looked at: 2; intel-extension-for-pytorch is absent" in reason
 
 
 def test_path_in_our_layer(image: FakeImage) -> None:

@@ -32,7 +32,7 @@ def test_a_sound_image_passes_every_check(image: FakeImage) -> None:
     assert report.statuses == {}, report.stderr
     assert list(report.rows) == ["environment", "features", "leftovers", "registry", "tree"]
     assert report.reason("tree").startswith("10 files below")
-    assert "8 files, 2 of them ours" in report.reason("tree")
+    assert "8 files, 2 of them from later layers" in report.reason("tree")
 
 
 def test_extra_module(image: FakeImage) -> None:
