@@ -4,7 +4,7 @@ LINE ?= qwen3.8-27b
 BUILD = $(PYTHON) build.py
 DEV = .build/venv-dev/bin/python
 
-.PHONY: image check release test lint engine engine-stop clean
+.PHONY: image check release test lint bench engine engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -20,6 +20,9 @@ test:
 
 lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy
+
+bench:
+	$(BUILD) setup --dev && $(DEV) -m benchmarks.line --line $(LINE) --cold $(or $(COLD),0)
 
 engine:
 	$(BUILD) engine start

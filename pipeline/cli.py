@@ -147,10 +147,15 @@ def image(line_name: str, as_json: bool) -> None:
 
     line = load_line(line_name)
     with build_lock():
-        stages.require_space(line)
-        composed = stages.compose_tree(line)
-        base = stages.get_base(line)
-        report = stages.check_image(line, composed, base, stages.build_image(line, composed, base))
+        report = stages.unchanged(line)
+        if report is not None:
+            console.note("nothing changed since the last run, whose verdict stands; build.py check checks again")
+        else:
+            stages.require_space(line)
+            composed = stages.compose_tree(line)
+            base = stages.get_base(line)
+            report = stages.check_image(line, composed, base, stages.build_image(line, composed, base))
+            stages.remember(line, report)
     _show_report(report, as_json)
 
 
@@ -230,6 +235,91 @@ def patch_list(line_name: str, as_json: bool) -> None:
         files = "\n".join(file.path for file in entry.files)
         table.add_row(entry.name, entry.header["Forwarded"], entry.summary, files)
     console.out.print(table)
+
+
+@patch.command("edit")
+@click.argument("name")
+@line_option
+def patch_edit(name: str, line_name: str) -> None:
+    """Make a git work tree of all layers and patches up to NAME; prints its path."""
+    from pipeline.worktree import Worktree
+
+    with build_lock():
+        tree = Worktree(load_line(line_name))
+        tree.edit(name)
+    _show_worktree(tree.folder)
+
+
+@patch.command("new")
+@click.argument("name")
+@line_option
+@click.option("--description", required=True, help="One line: what changes, and for whom.")
+def patch_new(name: str, line_name: str, description: str) -> None:
+    """Make a git work tree of the whole series for a new patch NAME at its end; prints its path."""
+    from pipeline.worktree import Worktree
+
+    with build_lock():
+        tree = Worktree(load_line(line_name))
+        tree.new(name, description)
+    _show_worktree(tree.folder)
+
+
+def _show_worktree(folder: Any) -> None:
+    console.out.print(str(folder))
+    console.note("edit there, `git commit --all --amend`, then build.py patch export")
+
+
+@patch.command("export")
+@line_option
+@json_option
+def patch_export(line_name: str, as_json: bool) -> None:
+    """Write the series back from the work tree; prints the files that changed."""
+    from pipeline.worktree import Worktree
+
+    with build_lock():
+        changed = Worktree(load_line(line_name)).export()
+    _show_changed(line_name, changed, as_json)
+
+
+@patch.command("refresh")
+@line_option
+def patch_refresh(line_name: str) -> None:
+    """Move hunks to where their text stands in the current tree; prints the difference, drops nothing."""
+    from pipeline.worktree import Worktree
+
+    with build_lock():
+        difference = Worktree(load_line(line_name)).refresh()
+    sys.stdout.write(difference)
+    _say_lock(line_name, bool(difference))
+
+
+@patch.command("drop")
+@click.argument("name")
+@line_option
+@json_option
+@click.option("--why", required=True, help="The reason, for CHANGELOG.md beside the series.")
+def patch_drop(name: str, line_name: str, as_json: bool, why: str) -> None:
+    """Remove NAME from the series and write the reason down; prints the files that changed."""
+    from pipeline.worktree import Worktree
+
+    with build_lock():
+        changed = Worktree(load_line(line_name)).drop(name, why)
+    _show_changed(line_name, changed, as_json)
+
+
+def _show_changed(line_name: str, changed: Any, as_json: bool) -> None:
+    if as_json:
+        emit([str(path) for path in changed])
+    else:
+        for path in changed:
+            console.out.print(str(path))
+    _say_lock(line_name, bool(changed))
+
+
+def _say_lock(line_name: str, changed: bool) -> None:
+    console.note(
+        f"now build.py compose --line {line_name} --write-lock" if changed else "no patch file needed a change"
+    )
 
 
 @main.group()

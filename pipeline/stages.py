@@ -12,11 +12,11 @@ from pipeline import release as releases
 from pipeline.base import BaseImage
 from pipeline.compose import PATCHES, Composed, ComposeLockError
 from pipeline.console import note, step, warn
-from pipeline.documents import CheckReport, Inventory, Record
+from pipeline.documents import CheckReport, Inventory, Record, canonical_json
 from pipeline.errors import EngineError, ImageError
-from pipeline.files import BUILD
+from pipeline.files import BUILD, PROJECT, write_atomic
 from pipeline.manifest import CpuBase, DirPin, Line, OverlayLayer, PublishedBase, PypiPin, SourceLayer, load_line
-from pipeline.oci import Image
+from pipeline.oci import Image, digest_bytes, digest_file
 from pipeline.pins import describe
 from pipeline.store import Engine
 
@@ -69,6 +69,45 @@ def _pin_state(pin: Any, line: Line, build: Path) -> str:
         folder = build / "cache" / "sha256" / pin.sha256.get(line.release.base.python_tag, "none")
         return "cached" if any(folder.glob("*.whl")) else "to be fetched"
     return "from its repository"
+
+
+def inputs(line: Line, project: Path = PROJECT) -> str | None:
+    """Digest of every file that decides what an image of this line is and how it is judged.
+
+    None when a pin is a folder of work in progress, which is too large to hash for this.
+    """
+    if any(isinstance(pin, DirPin) for pin in line.release.pins.values()):
+        return None
+    overlays = [layer.overlay for layer in line.release.layers if isinstance(layer, OverlayLayer)]
+    folders = [
+        line.folder,
+        project / "patches" / line.name,
+        *(project / "overlays" / name for name in overlays),
+        *(project / name for name in ("pipeline", "checks", "recipes/cpu")),
+    ]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    hashes = {str(path): digest_file(path) for path in [*files, project / "requirements.lock"]}
+    return digest_bytes(canonical_json(hashes))
+
+
+def unchanged(line: Line, build: Path = BUILD, project: Path = PROJECT) -> CheckReport | None:
+    """The passed report on the image that lies there, if nothing changed since that would make another of either."""
+    out = build / line.name
+    try:
+        known = (out / "inputs").read_text()
+        report = CheckReport.model_validate_json((out / "check-report.json").read_bytes())
+        image = Image.load(out / "image")
+    except (OSError, ValueError, ImageError):
+        return None
+    same = known == inputs(line, project) and image.digest == report.image and report.passed
+    return report if same and is_cached(line, build) else None
+
+
+def remember(line: Line, report: CheckReport, build: Path = BUILD, project: Path = PROJECT) -> None:
+    """Keep what :func:`unchanged` compares with, if the report is one to stand by."""
+    state = inputs(line, project)
+    if report.passed and state is not None:
+        write_atomic(build / line.name / "inputs", state.encode())
 
 
 def compose_tree(line: Line, *, write_lock: bool = False, build: Path = BUILD) -> Composed:

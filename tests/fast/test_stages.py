@@ -9,10 +9,11 @@ import pytest
 
 from pipeline import bootstrap, stages
 from pipeline.base import BaseImage
-from pipeline.documents import Inventory, InventoryFile
+from pipeline.documents import CheckReport, CheckResult, CheckStatus, Inventory, InventoryFile, canonical_json
 from pipeline.errors import HostError, ImageError
-from pipeline.manifest import DEFAULT_LINE, Line, Lock, LockedBase, load_line
-from pipeline.oci import Image
+from pipeline.files import PROJECT
+from pipeline.manifest import DEFAULT_LINE, DirPin, Line, Lock, LockedBase, load_line
+from pipeline.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor, Image, digest_bytes, write_index
 
 DIGEST = "sha256:" + "1" * 64
 OTHER = "sha256:" + "2" * 64
@@ -86,3 +87,86 @@ def test_plan_names_every_stage(tmp_path: Path) -> None:
     rows = stages.plan(load_line(DEFAULT_LINE), tmp_path)
     assert {stage for stage, _, _ in rows} == {"pin", "layer", "patch", "base", "engine", "check", "tags"}
     assert ("base", "cpu: Debian bookworm, base-cpu.txt", "to be made") in rows
+
+
+class TestUnchanged:
+    """A run that would make the same image and judge it by the same checks is not made."""
+
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Path:
+        project = tmp_path / "project"
+        for name in ("manifests", "patches", "overlays", "pipeline", "checks", "recipes"):
+            shutil.copytree(PROJECT / name, project / name)
+        shutil.copyfile(PROJECT / "requirements.lock", project / "requirements.lock")
+        return project
+
+    @pytest.fixture
+    def line(self, project: Path) -> Line:
+        return load_line(DEFAULT_LINE, project / "manifests")
+
+    @pytest.fixture
+    def build(self, line: Line, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(stages, "is_cached", lambda _line, _build: True)
+        build = tmp_path / "build"
+        out = build / line.name
+        (out / "image").mkdir(parents=True)
+        config = b'{"rootfs":{"diff_ids":[]}}'
+        manifest = canonical_json(
+            {
+                "schemaVersion": 2,
+                "config": Descriptor(CONFIG_TYPE, digest_bytes(config), len(config)).as_json(),
+                "layers": [],
+            }
+        )
+        write_index(out / "image", MANIFEST_TYPE, manifest, config)
+        row = CheckResult(name="tree", status=CheckStatus.PASSED, seconds=1, reason="equal")
+        report = CheckReport(image=digest_bytes(manifest), base_kind="cpu", tree=DIGEST, checks=(row,))
+        (out / "check-report.json").write_bytes(report.to_json())
+        stages.remember(line, report, build, project)
+        return build
+
+    def test_verdict_stands_when_nothing_changed(self, line: Line, project: Path, build: Path) -> None:
+        report = stages.unchanged(line, build, project)
+        assert report is not None
+        assert report.passed
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "manifests/qwen3.8-27b/release.yaml",
+            "manifests/qwen3.8-27b/lock.yaml",
+            "manifests/qwen3.8-27b/base-cpu.txt",
+            "patches/qwen3.8-27b/gdn-beta-fp32.patch",
+            "checks/features.yaml",
+            "checks/test_tree.py",
+            "pipeline/image.py",
+            "recipes/cpu/stubs/torchvision/__init__.py",
+            "requirements.lock",
+        ],
+    )
+    def test_a_changed_input_calls_for_a_run(self, line: Line, project: Path, build: Path, name: str) -> None:
+        with (project / name).open("ab") as stream:
+            stream.write(b"\n")
+        assert stages.unchanged(line, build, project) is None
+
+    @pytest.mark.parametrize("name", ["check-report.json", "image/index.json", "inputs"])
+    def test_a_missing_output_calls_for_a_run(self, line: Line, project: Path, build: Path, name: str) -> None:
+        (build / line.name / name).unlink()
+        assert stages.unchanged(line, build, project) is None
+
+    def test_report_on_another_image_calls_for_a_run(self, line: Line, project: Path, build: Path) -> None:
+        path = build / line.name / "check-report.json"
+        report = CheckReport.model_validate_json(path.read_bytes())
+        path.write_bytes(report.model_copy(update={"image": OTHER}).to_json())
+        assert stages.unchanged(line, build, project) is None
+
+    def test_failed_report_is_not_remembered(self, line: Line, project: Path, tmp_path: Path) -> None:
+        row = CheckResult(name="tree", status=CheckStatus.FAILED, seconds=1, reason="differs")
+        report = CheckReport(image=DIGEST, base_kind="cpu", tree=DIGEST, checks=(row,))
+        stages.remember(line, report, tmp_path / "other", project)
+        assert not (tmp_path / "other").exists()
+
+    def test_work_in_progress_always_runs(self, line: Line, project: Path) -> None:
+        pins = {**line.release.pins, "dflash2": DirPin(kind="dir", path="elsewhere")}
+        changed = line.model_copy(update={"release": line.release.model_copy(update={"pins": pins})})
+        assert stages.inputs(changed, project) is None

@@ -11,7 +11,6 @@ from pipeline import release as releases
 from pipeline import stages
 from pipeline.documents import CheckReport
 from pipeline.errors import ReleaseError
-from pipeline.files import BUILD
 from pipeline.manifest import PublishedBase
 from pipeline.oci import CONFIG_TYPE, Descriptor
 from pipeline.registry import Registry, Repository
@@ -108,24 +107,3 @@ def test_an_image_on_a_published_base(
     result = releases.release(line, image, real.composed.record, verdict, "published", repository)
     assert result.tags == (f"{release.tag}-{release.release}", release.tag)
     assert result.bytes_sent < 2 << 20
-
-
-def test_same_inputs_same_digest(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another folder, umask and time zone, and files laid in another order."""
-    import os
-    import time
-
-    monkeypatch.setenv("TZ", "Pacific/Apia")
-    time.tzset()
-    before = os.umask(0o077)
-    try:
-        shuffled = dict(sorted(real.composed.files.items(), key=lambda item: item[0][::-1]))
-        composed = type(real.composed)(shuffled, real.composed.upstream, real.composed.record)
-        again = images.build(real.line, composed, real.base, tmp_path / "image")
-    finally:
-        os.umask(before)
-        monkeypatch.undo()
-        time.tzset()
-    assert again.digest == real.image.digest
-    assert again.layers == real.image.layers
-    assert BUILD not in again.layout.parents
