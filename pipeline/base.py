@@ -21,9 +21,9 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import BinaryIO
 from pipeline import inventory, oci, pins, registry
 from pipeline.console import note, step
 from pipeline.documents import Inventory, canonical_json
-from pipeline.errors import BaseError, PinError
+from pipeline.errors import BaseError, PinError, ReleaseError
 from pipeline.files import BUILD, PROJECT, new_folder, write_atomic
 from pipeline.manifest import CpuBase, Line, PublishedBase, PypiPin, SourceLayer
 from pipeline.oci import (
@@ -128,6 +128,16 @@ def _published(base: PublishedBase, build: Path) -> BaseImage:
     return BaseImage("published", base.reference, image, taken, base.allows)
 
 
+@contextmanager
+def _reading_a_base() -> Iterator[None]:
+    """A registry that fails here is a matter of the base, not of a release."""
+    try:
+        yield
+    except ReleaseError as error:
+        raise BaseError(error.what, expected=error.expected, found=error.found, do=error.do) from error
+
+
+@_reading_a_base()
 def _read_published(base: PublishedBase, build: Path) -> Image:
     """Manifest and config of a published base, as a layout without layer blobs."""
     repository, digest = registry.parse_pinned(base.reference)
@@ -141,13 +151,14 @@ def _read_published(base: PublishedBase, build: Path) -> Image:
     return Image.load(folder)
 
 
+@_reading_a_base()
 def read_inventory(base: PublishedBase, build: Path = BUILD) -> Inventory:
     """Take and store the inventory of a published base; its layers pass through a scratch folder, one at a time."""
     image = _read_published(base, build)
     repository, _ = registry.parse_pinned(base.reference)
     with (
         step(f"Inventory of {base.reference}") as state,
-        tempfile.TemporaryDirectory(dir=image.layout) as scratch,
+        tempfile.TemporaryDirectory(dir=image.layout.parent, prefix=".layer.") as scratch,
         registry.Registry(repository) as client,
     ):
         file = Path(scratch, "layer")
@@ -242,7 +253,15 @@ def _torch_wheel(requirements: Path, base: CpuBase, build: Path) -> Path:
             if error.expected is not None:
                 raise
             note(f"{requirement} is not on the configured index; asking {PYTORCH_CPU_INDEX}")
-        return pins.download(requirement, match[2], base.python_tag, folder, [f"--index-url={PYTORCH_CPU_INDEX}"])
+        try:
+            return pins.download(requirement, match[2], base.python_tag, folder, [f"--index-url={PYTORCH_CPU_INDEX}"])
+        except PinError as error:
+            raise PinError(
+                f"{requirement} (sha256 {match[2]})",
+                expected=f"it on the index that pip is configured with, or on {PYTORCH_CPU_INDEX}",
+                found="it on neither",
+                do=f"configure an index that has it, or put the wheel into {folder}; nothing else was downloaded",
+            ) from error
 
 
 def _debootstrap(base: CpuBase, target: Path) -> None:
@@ -279,6 +298,10 @@ def _debootstrap(base: CpuBase, target: Path) -> None:
         )
 
 
+INTERPRETER = ("./lib*", "./bin", "./usr/bin/python3*", "./usr/lib/python3*", "./usr/lib/x86_64-linux-gnu")
+"""What of Debian's layer its Python needs to run."""
+
+
 class _Interpreter:
     """The base's own Python, run from its unpacked files through the base's own dynamic loader.
 
@@ -287,10 +310,12 @@ class _Interpreter:
 
     def __init__(self, debian: Path, root: Path) -> None:
         self.root = root
-        wanted = re.compile(r"^(\./)?(lib|lib64|bin|usr/bin/python3|usr/lib/python3|usr/lib/x86_64-linux-gnu)")
-        with tarfile.open(debian) as tar:
-            members = [m for m in tar if wanted.match(m.name) and not m.isdev()]
-            tar.extractall(root, members=members, filter="tar")
+        root.mkdir()
+        # Not tarfile: its extraction filters, which later Pythons insist on, are younger than Debian 12's Python.
+        command = ["tar", "--extract", f"--file={debian}", f"--directory={root}", "--no-same-owner", "--wildcards"]
+        done = subprocess.run([*command, *INTERPRETER], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BaseError(f"{debian}: unpacking its Python: {done.stderr.strip().splitlines()[-1:]}")
         self.library = root / "usr/lib/x86_64-linux-gnu"
 
     def run(self, *arguments: str) -> None:
