@@ -264,6 +264,10 @@ def _torch_wheel(requirements: Path, base: CpuBase, build: Path) -> Path:
             ) from error
 
 
+PASSED_ON = {"PATH", "HOME", "TMPDIR", "APT_CONFIG", "http_proxy", "https_proxy", "no_proxy"}
+"""Variables that mmdebstrap gets from here: any other could reach a package's scripts, and so the base."""
+
+
 def _debootstrap(base: CpuBase, target: Path) -> None:
     mode = "root" if os.geteuid() == 0 else "unshare"
     # mmdebstrap copies both files from the machine that builds: they differ between machines and tell on them.
@@ -280,7 +284,14 @@ def _debootstrap(base: CpuBase, target: Path) -> None:
         base.suite,
         str(target),
     ]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    environment = {name: value for name, value in os.environ.items() if name in PASSED_ON} | {
+        "SOURCE_DATE_EPOCH": str(EPOCH),
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        # With SOURCE_DATE_EPOCH Debian's py3compile writes checked-hash bytecode, but what it imports itself on the way
+        # would be left with timestamps.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
