@@ -6,7 +6,7 @@ that no file of the tree can answer.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +15,7 @@ import yaml
 from pipeline import imports, patches, pins
 from pipeline.console import step
 from pipeline.documents import ComposeStep, FileEntry, Record
-from pipeline.errors import ComposeError, ManifestError
+from pipeline.errors import ComposeError, ManifestError, PinError
 from pipeline.files import BUILD, PROJECT, new_folder, write_atomic
 from pipeline.manifest import DirPin, Line, OverlayLayer, PatchesLayer, SourceLayer
 
@@ -35,8 +35,8 @@ class Composed:
 
 
 @dataclass
-class _Draft:
-    """The tree while it grows."""
+class Draft:
+    """The tree while it grows, with what every file went through."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
@@ -84,7 +84,12 @@ def read_overlay(name: str, overlays: Path = OVERLAYS) -> dict[str, bytes]:
     if not (overlays / name).is_dir():
         known = ", ".join(sorted(path.name for path in overlays.glob("*") if path.is_dir())) or "none"
         raise ComposeError(f"overlay {name!r}", expected=f"a folder in {overlays}", found=known, do="correct the name")
-    files = dict(pins.read_folder(overlays / name).files)
+    if (overlays / name).is_symlink():
+        raise ComposeError(f"{overlays / name}: is a symlink", expected="a folder", do="copy what it points to")
+    try:
+        files = dict(pins.read_folder(overlays / name).files)
+    except PinError as error:
+        raise ComposeError(error.what, expected=error.expected, found=error.found, do=error.do) from error
     files.pop("README.md", None)
     return files
 
@@ -96,22 +101,32 @@ def compose(line: Line, build: Path = BUILD, overlays: Path = OVERLAYS, series: 
         PinError: an input cannot be had or is not what its hash says.
         ComposeError: see the module's text.
     """
-    release, draft = line.release, _Draft()
-    for layer in release.layers:
-        match layer:
-            case SourceLayer():
-                source = pins.read(release.pins[layer.source], release.base.python_tag, build / "cache")
-                _lay_source(draft, layer, source)
-            case OverlayLayer():
-                _lay_overlay(draft, layer.overlay, read_overlay(layer.overlay, overlays))
-            case PatchesLayer():
-                for patch in patches.read_series(series or PATCHES / line.name):
-                    _lay_patch(draft, patch)
+    draft = Draft()
+    for _ in grow(draft, line, build, overlays, series or PATCHES / line.name):
+        pass
     record = _record(line, draft)
     _prove_lock(line, record)
     _prove_imports(draft, record)
     upstream = {path: draft.pristine[path] for path in _not_untouched(record) if path in draft.pristine}
     return Composed(draft.files, upstream, record)
+
+
+def grow(draft: Draft, line: Line, build: Path, overlays: Path, series: Path) -> Iterator[str]:
+    """Lay one layer or patch after the other on ``draft``; yields the name of each step once it is done."""
+    release = line.release
+    for layer in release.layers:
+        match layer:
+            case SourceLayer():
+                source = pins.read(release.pins[layer.source], release.base.python_tag, build / "cache")
+                _lay_source(draft, layer, source)
+                yield draft.steps[-1].name
+            case OverlayLayer():
+                _lay_overlay(draft, layer.overlay, read_overlay(layer.overlay, overlays))
+                yield draft.steps[-1].name
+            case PatchesLayer():
+                for patch in patches.read_series(series):
+                    _lay_patch(draft, patch)
+                    yield draft.steps[-1].name
 
 
 def _not_untouched(record: Record) -> set[str]:
@@ -120,7 +135,7 @@ def _not_untouched(record: Record) -> set[str]:
     return {path for path, entry in record.files.items() if entry.patches or entry.origin != first}
 
 
-def _lay_source(draft: _Draft, layer: SourceLayer, source: pins.SourceTree) -> None:
+def _lay_source(draft: Draft, layer: SourceLayer, source: pins.SourceTree) -> None:
     chosen: Mapping[str, bytes] = source.files
     note = None
     if layer.files is not None:
@@ -142,7 +157,7 @@ def _lay_source(draft: _Draft, layer: SourceLayer, source: pins.SourceTree) -> N
     draft.close_step(f"source:{layer.source}", changed, note)
 
 
-def _lay_overlay(draft: _Draft, name: str, files: Mapping[str, bytes]) -> None:
+def _lay_overlay(draft: Draft, name: str, files: Mapping[str, bytes]) -> None:
     origin = f"overlay:{name}"
     for path in files:
         if path in draft.files and path not in draft.patched:
@@ -153,18 +168,23 @@ def _lay_overlay(draft: _Draft, name: str, files: Mapping[str, bytes]) -> None:
             )
         below = next((str(parent) for parent in PurePosixPath(path).parents if str(parent) in draft.files), None)
         if below is not None:
-            raise ComposeError(f"{origin}: {path}", expected=f"{below} to be a folder", found="a file of the tree")
+            raise ComposeError(
+                f"{origin}: {path}",
+                expected=f"{below} to be a folder",
+                found="a file of the tree",
+                do="correct the path in the overlay",
+            )
     draft.close_step(origin, draft.bring(origin, files))
 
 
-def _lay_patch(draft: _Draft, patch: patches.Patch) -> None:
+def _lay_patch(draft: Draft, patch: patches.Patch) -> None:
     for path, data in patches.apply(patch, draft.files).items():
         draft.put(path, data)
         draft.patched.setdefault(path, []).append(patch.name)
     draft.close_step(f"patch:{patch.name}", len(patch.files))
 
 
-def _record(line: Line, draft: _Draft) -> Record:
+def _record(line: Line, draft: Draft) -> Record:
     return Record(
         line=line.name,
         sources={name: pin.model_dump(mode="json", exclude_none=True) for name, pin in line.release.pins.items()},
@@ -213,7 +233,7 @@ class ComposeLockError(ComposeError):
         self.record = record
 
 
-def _prove_imports(draft: _Draft, record: Record) -> None:
+def _prove_imports(draft: Draft, record: Record) -> None:
     found = imports.check(draft.files, _not_untouched(record), draft.origins, draft.extensions)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -7,18 +7,18 @@ the proof predicts.
 
 import email
 import io
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from pipeline import git
 from pipeline.errors import ComposeError
 
 DEP3_REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update")
-HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)")
+DIFF = re.compile(rb"^(diff --git |--- )", re.MULTILINE)
 REFUSED = {
     b"new file mode": "creates a file: put new files into overlays/",
     b"deleted file mode": "deletes a file",
@@ -38,6 +38,8 @@ class Hunk:
     new_start: int
     old: tuple[bytes, ...]
     new: tuple[bytes, ...]
+    heading: bytes = b""
+    """What stands behind the second ``@@``: the class or function above the hunk. git does not look at it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ class Patch:
         """First line of the description."""
         return self.header["Description"].splitlines()[0]
 
+    @property
+    def split(self) -> tuple[bytes, bytes]:
+        """The bytes of the header and those of the diff."""
+        header, mark, rest = DIFF.split(self.data, 1)
+        return header, mark + rest
+
 
 def split_lines(data: bytes) -> list[bytes]:
     """Lines with their newline; only LF ends a line, as in git (``bytes.splitlines`` also splits at CR)."""
@@ -75,6 +83,9 @@ def read_series(folder: Path) -> list[Patch]:
         ComposeError: a doubled line, a line without its file, a file without its line, or a malformed patch.
     """
     series = folder / "series"
+    for path in (folder, series):
+        if path.is_symlink():
+            raise ComposeError(f"{path}: is a symlink", expected="patches that lie here", do="copy what it points to")
     if not series.is_file():
         raise ComposeError(
             str(series), expected="a list of patch files", found="nothing", do="create it (it may be empty)"
@@ -106,7 +117,7 @@ def parse_patch(name: str, data: bytes, where: Path | str) -> Patch:
         raise ComposeError(f"{where}: has CRLF line ends", expected="LF", do="convert it")
     if not data.endswith(b"\n"):
         raise ComposeError(f"{where}: last line has no newline", do="the file may be cut short: export it again")
-    start = re.search(rb"^(diff --git |--- )", data, re.MULTILINE)
+    start = DIFF.search(data)
     if start is None:
         raise ComposeError(f"{where}: holds no diff", do="export it again")
     try:
@@ -119,7 +130,9 @@ def parse_patch(name: str, data: bytes, where: Path | str) -> Patch:
         raise ComposeError(f"{where}: DEP-3 header lacks {', '.join(missing)}", do="docs/add-a-patch.md has an example")
     for marker, problem in REFUSED.items():
         if re.search(rb"^" + re.escape(marker), data[start.start() :], re.MULTILINE):
-            raise ComposeError(f"{where}: {problem}", expected="changes inside existing text files")
+            raise ComposeError(
+                f"{where}: {problem}", expected="changes inside existing text files", do="export it without that"
+            )
     files = tuple(_file_patches(split_lines(data[start.start() :]), where))
     if not files:
         raise ComposeError(f"{where}: holds no hunk", do="export it again")
@@ -143,7 +156,7 @@ def _file_patches(lines: list[bytes], where: Path | str) -> Iterator[FilePatch]:
             continue
         path = _path(lines[index], b"--- a/", where)
         if index + 1 >= len(lines) or _path(lines[index + 1], b"+++ b/", where) != path:
-            raise ComposeError(f"{where}: --- and +++ name different files", expected=path)
+            raise ComposeError(f"{where}: --- and +++ name different files", expected=path, do="export it again")
         index += 2
         hunks: list[Hunk] = []
         while index < len(lines) and (match := HUNK.match(lines[index])):
@@ -165,6 +178,7 @@ def _path(line: bytes, prefix: bytes, where: Path | str) -> str:
 
 
 def _hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | str) -> tuple[Hunk, int]:
+    stated = match[0].removesuffix(match[5]).decode()
     old_count, new_count = (int(match[group]) if match[group] is not None else 1 for group in (2, 4))
     old: list[bytes] = []
     new: list[bytes] = []
@@ -183,14 +197,14 @@ def _hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | 
         index += 1
     if (len(old), len(new)) != (old_count, new_count):
         raise ComposeError(
-            f"{where}: hunk {match[0].decode()} is cut short or miscounted",
+            f"{where}: hunk {stated} is cut short or miscounted",
             expected=f"{old_count} old and {new_count} new lines",
             found=f"{len(old)} and {len(new)}",
             do="export it again",
         )
     if old == new:
-        raise ComposeError(f"{where}: hunk {match[0].decode()} changes nothing", do="drop the hunk")
-    return Hunk(int(match[1]), int(match[3]), tuple(old), tuple(new)), index
+        raise ComposeError(f"{where}: hunk {stated} changes nothing", do="drop the hunk")
+    return Hunk(int(match[1]), int(match[3]), tuple(old), tuple(new), match[5].strip()), index
 
 
 def prove(patch: Patch, file: FilePatch, source: bytes) -> bytes:
@@ -235,23 +249,24 @@ def _misfit(where: str, hunk: Hunk, lines: list[bytes]) -> ComposeError:
             where,
             expected=f"its context at line {hunk.old_start}",
             found=f"it at line {offsets}",
-            do="a moved hunk is never applied: re-anchor the patch after reading what moved",
+            do="a moved hunk is never applied: `build.py patch refresh` re-anchors it and shows the difference",
         )
     for offset, wanted in enumerate(hunk.old):
         at = hunk.old_start - 1 + offset
-        found = lines[at] if at < len(lines) else b"end of file"
+        found = lines[at] if at < len(lines) else b"end of file\n"
         if found != wanted:
             break
     return ComposeError(
         where,
         expected=f"{_show(wanted)} at line {at + 1}",
         found=_show(found),
-        do="the source changed under the patch: rewrite the hunk",
+        do="the source changed under the patch: `build.py patch refresh` leads to the place",
     )
 
 
 def _show(line: bytes) -> str:
-    return repr(line.decode("utf-8", "replace").strip("\n")[:80])
+    text = repr(line.decode("utf-8", "replace").strip("\n")[:80])
+    return text if line.endswith(b"\n") else f"{text} without a newline"
 
 
 def apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -290,21 +305,7 @@ def _git_apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
         for path, data in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(data)
-        environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "LC_ALL": "C",
-            "GIT_CEILING_DIRECTORIES": str(root.parent),
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-        }
-        done = subprocess.run(
-            ["git", "apply", "--whitespace=nowarn", "-"],
-            cwd=root,
-            env=environment,
-            input=patch.data,
-            capture_output=True,
-            check=False,
-        )
+        done = git.run(root, "apply", "--whitespace=nowarn", "-", data=patch.data)
         if done.returncode:
             message = done.stderr.decode(errors="replace").strip().splitlines()
             raise ComposeError(f"{patch.name}: git apply: {message[-1] if message else done.returncode}")
