@@ -4,7 +4,7 @@ LINE ?= qwen3.8-27b
 BUILD = $(PYTHON) build.py
 DEV = .build/venv-dev/bin/python
 
-.PHONY: image check release test lint bench engine engine-stop clean
+.PHONY: image check release checkpoint test lint bench engine engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -15,6 +15,9 @@ check:
 release:
 	$(BUILD) release --line $(LINE) $(if $(DRY_RUN),--dry-run) $(or $(REPOSITORY),$(error say where to: make release REPOSITORY=127.0.0.1:5000/sglang-xpu))
 
+checkpoint:
+	$(BUILD) checkpoint $(or $(SOURCE),$(error say which: make checkpoint SOURCE=owner/name@revision)) --role $(or $(ROLE),target) --line $(LINE) $(ARGS)
+
 test:
 	$(BUILD) setup --dev && $(DEV) -m pytest
 
@@ -22,7 +25,7 @@ lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy
 
 bench:
-	$(BUILD) setup --dev && $(DEV) -m benchmarks.line --line $(LINE) --cold $(or $(COLD),0)
+	$(BUILD) setup --dev && $(DEV) -m benchmarks.line --line $(LINE) --cold $(or $(COLD),0) && $(DEV) -m benchmarks.checkpoint
 
 engine:
 	$(BUILD) engine start

@@ -1,20 +1,26 @@
 """The command line: one command per stage, each a short chain of the stages' own functions."""
 
+import errno
 import json
 import sys
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import click
 from rich.table import Table
 
 from pipeline import console
-from pipeline.errors import CheckError, EngineError, PipelineError
+from pipeline.errors import CheckError, CheckpointError, EngineError, ManifestError, PipelineError
 from pipeline.files import BUILD, build_lock
 from pipeline.manifest import DEFAULT_LINE, load_line, read_yaml
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
 line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+"""Met while writing, when the system does not name the file."""
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
@@ -35,9 +41,8 @@ def run(arguments: list[str]) -> int:
         console.fail("interrupted; nothing half-made is left, the same command goes on from here")
         return 130
     except OSError as error:
-        console.fail(
-            f"{error.filename or 'operating system'}: {error.strerror or error}; free space or rights, then again"
-        )
+        where = error.filename or (f"{BUILD} or {gettempdir()}" if error.errno in NO_SPACE else "operating system")
+        console.fail(f"{where}: {error.strerror or error}; free space or rights, then again")
         return 3
     return 0
 
@@ -47,7 +52,7 @@ def main() -> None:
     """Build, check and release model-scoped SGLang images for Intel XPU.
 
     Exit codes: 0 done, 2 usage, 3 set-up, 4 manifest, 5 pins, 6 compose, 7 base, 8 image, 9 engine, 10 checks,
-    11 release, 12 another run is at work, 130 interrupted.
+    11 release, 12 another run is at work, 13 checkpoint, 130 interrupted.
     """
 
 
@@ -211,6 +216,183 @@ def release(repository: str, line_name: str, as_json: bool, dry_run: bool) -> No
         emit(result.model_dump(mode="json"))
         return
     console.out.print(f"{result.repository}@{result.digest}")
+
+
+@main.command()
+@click.argument("source")
+@click.option("--role", type=click.Choice(["target", "draft"]), required=True, help="What the checkpoint is.")
+@click.option("--for", "mode", type=click.Choice(["mtp", "dflash2", "plain"]), help="How it shall be served.")
+@click.option("--pin", help="Another SGLang release than the line's: sglang==VERSION, 0.5.17 to 0.5.23.")
+@click.option("--profile", "profile_name", help="Profile of the line that it shall be served with.")
+@click.option("--target", help="Of a draft: the target to compare with, if not the profile's.")
+@click.option("--full", is_flag=True, help="Read whole tensors where else samples are read.")
+@click.option("--fix-ignore", is_flag=True, help="Print the corrected quantization_config as a diff.")
+@click.option("--write", is_flag=True, help="With --fix-ignore: write config.json, and check again.")
+@line_option
+@json_option
+def checkpoint(
+    source: str,
+    role: Any,
+    mode: Any,
+    pin: str | None,
+    profile_name: str | None,
+    target: str | None,
+    full: bool,
+    fix_ignore: bool,
+    write: bool,
+    line_name: str,
+    as_json: bool,
+) -> None:
+    """Judge the checkpoint SOURCE (a folder, or owner/name[@revision] on the Hub) from its headers."""
+    from pipeline.checkpoint import gate
+
+    if write and not fix_ignore:
+        raise click.UsageError("--write goes with --fix-ignore")
+    if fix_ignore and role != "target":
+        raise click.UsageError("--fix-ignore is for a target; a draft has no MTP head")
+    line = load_line(line_name)
+    release = gate.pinned_release(line, pin)
+    profile = gate.named_profile(line, profile_name)
+    if fix_ignore:
+        _fix_ignore(source, release, write)
+        if not write:
+            return
+    with console.step(f"Checkpoint {source}"):
+        report = gate.check(source, role, release, mode=mode, profile=profile, target=target, full=full)
+    _show_verdict(report, as_json)
+
+
+def _fix_ignore(source: str, release: Any, write: bool) -> None:
+    from pipeline.checkpoint import fix
+    from pipeline.checkpoint.source import open_source
+
+    opened = open_source(source)
+    before, after = fix.correction(opened, release)
+    if before == after:
+        console.note(f"{opened}: the exclusions are right for {release}")
+        return
+    sys.stdout.write(fix.diff(before, after, opened.name))
+    if write:
+        console.note(f"{fix.write(opened, after)}: written")
+
+
+def _show_verdict(report: Any, as_json: bool) -> None:
+    from pipeline.checkpoint import report as reports
+
+    if as_json:
+        emit(reports.as_json(report))
+    else:
+        console.out.print(reports.table(report))
+    console.note(reports.summary(report))
+    if report.refused_by:
+        raise CheckpointError(
+            f"{report.source}",
+            expected=f"a {report.role} that {report.pin} can serve for {report.mode}",
+            found=f"refused by {', '.join(report.refused_by)}",
+            do="see docs/checkpoint-rules.md",
+        )
+
+
+@main.command("checkpoint-rules")
+@click.option("--write", is_flag=True, help="Write the page into docs/.")
+def checkpoint_rules(write: bool) -> None:
+    """Print the rules of the checkpoint gate as a page."""
+    from pipeline.checkpoint import page
+    from pipeline.files import write_atomic
+
+    if write:
+        write_atomic(page.PAGE, page.render().encode())
+    else:
+        sys.stdout.write(page.render())
+
+
+@main.command("draft-1m")
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--target", help="Folder or Hub id with the YaRN settings, if not the line's.")
+@click.option("--any-revision", is_flag=True, help="Take a SOURCE that is not the pinned revision.")
+@line_option
+@json_option
+def draft_for_1m(source: str, out: Path, target: str | None, any_revision: bool, line_name: str, as_json: bool) -> None:
+    """Derive the draft of the 1M profile from SOURCE (a folder or Hub id) into the new folder OUT."""
+    from pipeline import draft_1m
+    from pipeline.checkpoint import gate
+    from pipeline.checkpoint import source as sources
+    from pipeline.verdict import Question
+
+    line = load_line(line_name)
+    made_from = line.profiles.draft_1m
+    if made_from is None:
+        raise ManifestError(f"{line.folder}/profiles.yaml: no draft_1m", do="name source and target of the 1M draft")
+    target = target or f"{made_from.target.repository}@{made_from.target.revision}"
+    profile = gate.named_profile(line, made_from.profile)
+    question = Question("draft", gate.pinned_release(line), profile=profile, target=target)
+    derived = draft_1m.derive(
+        source,
+        out,
+        pinned=made_from.source,
+        target=target,
+        any_revision=any_revision,
+        check=lambda folder: question.require(sources.open_folder(folder), full=True),
+    )
+    if as_json:
+        emit(derived.model_dump(mode="json"))
+    else:
+        console.out.print(str(out))
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("repository")
+@click.option("--role", type=click.Choice(["target", "draft"]), default="target", show_default=True)
+@click.option("--for", "mode", type=click.Choice(["mtp", "dflash2", "plain"]), help="How it shall be served.")
+@click.option("--pin", help="Another SGLang release than the line's: sglang==VERSION.")
+@click.option("--profile", "profile_name", help="Profile of the line that it shall be served with.")
+@click.option("--target", help="Of a draft: the target to compare with, if not the profile's.")
+@click.option("--revision", default="main", show_default=True, help="Branch to commit to.")
+@click.option("--card-only", is_flag=True, help="README.md and config.json, judged by the published weights.")
+@click.option("--render-card", is_flag=True, help="Write the rendered section into FOLDER/README.md first.")
+@click.option("--push", is_flag=True, help="Upload; without it nothing is sent.")
+@line_option
+@json_option
+def publish(
+    folder: Path,
+    repository: str,
+    role: Any,
+    mode: Any,
+    pin: str | None,
+    profile_name: str | None,
+    target: str | None,
+    revision: str,
+    card_only: bool,
+    render_card: bool,
+    push: bool,
+    line_name: str,
+    as_json: bool,
+) -> None:
+    """Gate FOLDER and say what would go to REPOSITORY (owner/name) on the Hub; --push sends it in one commit."""
+    from pipeline import publish as publishing
+    from pipeline.checkpoint import gate
+    from pipeline.verdict import Question
+
+    line = load_line(line_name)
+    profile = gate.named_profile(line, profile_name)
+    question = Question(role, gate.pinned_release(line, pin), mode, profile, target)
+    result = publishing.publish(
+        folder,
+        repository,
+        line,
+        question,
+        revision=revision,
+        card_only=card_only,
+        render_card=render_card,
+        push=push,
+    )
+    if as_json:
+        emit(result.model_dump(mode="json"))
+        return
+    console.out.print(publishing.table(result))
+    console.out.print(f"{result.repository}@{result.commit or result.parent}")
 
 
 @main.group()

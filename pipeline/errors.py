@@ -4,6 +4,8 @@ A message is one line: what is wrong (naming the file or reference), what was ex
 what to do. ``docs/exit-codes.md`` is checked against this module by a test.
 """
 
+import re
+
 
 class PipelineError(Exception):
     """Base of all expected failures; the command line prints :meth:`line` in red and exits with ``exit_code``."""
@@ -30,7 +32,8 @@ class PipelineError(Exception):
             text += f"{',' if self.expected is not None else ':'} found {self.found}"
         if self.do is not None:
             text += f"; {self.do}"
-        return " ".join(text.split())
+        # Runs of spaces stay: the indentation of a quoted line may be all that differs.
+        return re.sub(r" *[^\S ]\s*", " ", text).strip()
 
 
 class HostError(PipelineError):
@@ -101,3 +104,10 @@ class BusyError(PipelineError):
 
     exit_code = 12
     stage = "lock"
+
+
+class CheckpointError(PipelineError):
+    """A checkpoint is refused by a rule, or it cannot be read at all."""
+
+    exit_code = 13
+    stage = "checkpoint"

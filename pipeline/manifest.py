@@ -227,11 +227,44 @@ class Profile(Strict):
     """What was never measured or must not be asked of it, one sentence each."""
 
 
+class HubRevision(Strict):
+    """A checkpoint on the Hub, at a revision."""
+
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+    revision: str
+    """A commit, or a branch or tag that is resolved to one when it is used."""
+
+
+class Draft1M(Strict):
+    """What ``build.py draft-1m`` makes the draft of the 1M profile from."""
+
+    source: HubRevision
+    """The native draft, at a commit."""
+    target: HubRevision
+    """The revision of the target whose YaRN settings the draft gets."""
+    profile: Name | None = None
+    """The profile that the result is gated for."""
+
+    @field_validator("source")
+    @classmethod
+    def _at_a_commit(cls, value: HubRevision) -> HubRevision:
+        if not re.fullmatch(r"[0-9a-f]{40}", value.revision):
+            raise ValueError("revision must be a commit of 40 hex digits")
+        return value
+
+
 class Profiles(Strict):
     """``profiles.yaml``."""
 
     profiles: dict[Name, Profile]
     default: Name | None = None
+    draft_1m: Draft1M | None = None
+
+    @model_validator(mode="after")
+    def _draft_is_for_a_profile(self) -> "Profiles":
+        if self.draft_1m and self.draft_1m.profile and self.draft_1m.profile not in self.profiles:
+            raise ValueError(f"draft_1m names the profile {self.draft_1m.profile!r}, which profiles does not define")
+        return self
 
 
 class LockedBase(Strict):
@@ -334,7 +367,8 @@ def _problem(path: Path, model: type[BaseModel], error: ValidationError) -> Mani
     """The first problem, but an unknown key before the required one that it was meant to be."""
     problems = error.errors()
     first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(str(part) for part in first["loc"])
+    # A part with a bracket names a validator, not a key.
+    where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
     if first["type"] == "extra_forbidden":
         near = _suggest(str(first["loc"][-1]), sorted(_known_keys(model)))
         return ManifestError(f"{path}: unknown key {where!r}", do=near or "remove it")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 
 import click
 import pytest
@@ -72,6 +73,7 @@ def test_every_command_of_the_documentation_exists() -> None:
     found = {" ".join(command) for command in commands()}
     assert found >= {
         *("plan", "compose", "base build", "base inventory", "image", "check", "release", "patch list"),
+        *("patch edit", "patch new", "patch export", "patch refresh", "patch drop"),
         *("engine start", "engine stop", "engine status", "features", "setup"),
     }
 
@@ -131,17 +133,18 @@ def test_failure_of_a_stage_is_one_line_and_its_exit_code(
 @pytest.mark.parametrize(
     ("problem", "line"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "operating system: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "{build} or {tmp}: No space left on device"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y: No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied"),
     ],
 )
 def test_full_disk_or_missing_right_is_one_line(
-    problem: OSError, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    build: Path, problem: OSError, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, problem)
+    said = line.format(build=build, tmp=gettempdir())
     assert cli.run(["compose"]) == HostError.exit_code
-    assert capfd.readouterr().err == f"error: {line}; free space or rights, then again\n"
+    assert capfd.readouterr().err == f"error: {said}; free space or rights, then again\n"
 
 
 def test_interrupt_is_one_line_and_frees_the_lock(
