@@ -1,0 +1,150 @@
+"""A checkpoint's card: its front matter, and the section that is rendered from manifest, config and headers.
+
+The author writes the front matter (licence, base model) and whatever else the card shall say. What a reader acts on
+(quantisation, MTP head, exclusions, how to serve it, limits) stands between two markers and is never written by hand:
+a card whose section is not what is rendered now does not get published.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline.checkpoint import mtp_head
+from pipeline.checkpoint.naming import MTP_PREFIX, module_of, on_disk
+from pipeline.checkpoint.rule import Case, Role, Undecided
+from pipeline.errors import CheckpointError
+from pipeline.files import PROJECT
+from pipeline.manifest import Line, Profile
+
+TEMPLATES = PROJECT / "recipes"
+BEGIN, END = "<!-- serving:begin -->\n", "<!-- serving:end -->\n"
+TOLD = (
+    *("quant_method", "format", "num_bits", "bits", "type", "strategy", "group_size", "symmetric", "sym"),
+    *("zero_point", "desc_act", "actorder", "weight_block_size", "targets"),
+)
+"""Keys of a quantisation config that a reader wants to know, in the order of the card."""
+
+
+class Head(NamedTuple):
+    """The MTP head as the card tells of it."""
+
+    tensors: int
+    dtypes: tuple[str, ...]
+    packed: bool
+    """Stored quantised, with scales."""
+
+
+class Served(NamedTuple):
+    """A profile that serves the checkpoint."""
+
+    name: str
+    profile: Profile
+    command: str
+
+
+def render(template: str, **values: object) -> str:
+    """A template of ``recipes/`` filled in; a name without a value is an error, never an empty place."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown: whatever comes from a config goes through one of the two filters
+    )
+    environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    environment.filters["yaml"] = lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return environment.get_template(template).render(values)
+
+
+def section(line: Line, case: Case, repository: str) -> str:
+    """The rendered section, markers included, for a checkpoint that lies (or will lie) in ``repository``.
+
+    Raises:
+        CheckpointError: the config's quantisation cannot be read, or is of a format that nothing is known about.
+    """
+    quantisation = case.quantisation
+    try:
+        if quantisation and (problems := list(mtp_head.malformed(quantisation))):
+            raise CheckpointError(f"config.json: {problems[0]}", do="correct the quantisation config")
+        text = render(
+            "model-card.md.j2",
+            sglang=case.release.version,
+            rows=list(told(quantisation)) if quantisation else [],
+            key=mtp_head.list_key(quantisation) if quantisation else None,
+            exclusions=mtp_head.entries(quantisation) if quantisation else [],
+            head=_head(case),
+            role=case.role,
+            line=line,
+            served=served(line, repository, case.role),
+        )
+    except Undecided as error:
+        raise CheckpointError(f"config.json: {error}", do="publish in a format that the gate decides") from error
+    return BEGIN + text.strip("\n") + "\n" + END
+
+
+def with_section(card: str, rendered: str) -> str:
+    """``card`` with its section exchanged, or with the section at its end when it has none.
+
+    Raises:
+        CheckpointError: only one of the two markers is there, or they are there more than once.
+    """
+    begins, ends = card.count(BEGIN), card.count(END)
+    if (begins, ends) == (0, 0):
+        return card.rstrip("\n") + "\n\n" + rendered
+    if (begins, ends) != (1, 1) or card.index(BEGIN) > card.index(END):
+        raise CheckpointError(
+            "README.md: markers of the rendered section",
+            expected=f"{BEGIN.strip()} before {END.strip()}, once each",
+            found=f"{begins} and {ends}",
+            do="remove them all, then --render-card",
+        )
+    return card[: card.index(BEGIN)] + rendered + card[card.index(END) + len(END) :]
+
+
+def told(quantisation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Rows of the card's table: keys of the config, then those of each group."""
+    for key in TOLD:
+        if key in quantisation:
+            yield key, json.dumps(quantisation[key])
+    groups = quantisation.get("config_groups")
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        found = {**weights, "targets": group.get("targets")} if isinstance(weights, dict) else {}
+        for key in TOLD:
+            if found.get(key) is not None:
+                yield f"{name}: {key}", json.dumps(found[key])
+
+
+def served(line: Line, repository: str, role: Role) -> list[Served]:
+    """Profiles of the line that name ``repository`` in this role."""
+    rows = line.profiles.profiles.items()
+    return [Served(name, row, command(row)) for name, row in rows if repository == getattr(row, role)]
+
+
+def command(profile: Profile) -> str:
+    """The launch command that a profile's data gives, one flag per line."""
+    flags: dict[str, Any] = {"model-path": profile.target, "revision": profile.target_revision}
+    if profile.draft:
+        flags["speculative-draft-model-path"] = profile.draft
+    if profile.draft_revision:
+        flags["speculative-draft-model-revision"] = profile.draft_revision
+    flags |= {"context-length": profile.context_length, "max-total-tokens": profile.max_total_tokens}
+    flags |= {"max-mamba-cache-size": profile.max_mamba_cache_size, **profile.arguments}
+    texts = [f"{name}={shlex.quote(value)}" for name, value in profile.environment.items()]
+    texts.append("python3 -m sglang.launch_server")
+    texts += [f"--{key}" if value is True else f"--{key} {shlex.quote(str(value))}" for key, value in flags.items()]
+    return " \\\n  ".join(texts)
+
+
+def _head(case: Case) -> Head | None:
+    found = case.checkpoint
+    names = [name for name in found.tensors if name.startswith(MTP_PREFIX)]
+    if case.role != "target" or not names:
+        return None
+    packed = any(on_disk(module_of(name), found.tensors) == "packed" for name in names)
+    return Head(len(names), tuple(sorted({found.tensors[name][1].dtype for name in names})), packed)
