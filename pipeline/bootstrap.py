@@ -68,7 +68,8 @@ def look() -> None:
         HostError: too little free space.
     """
     user = "root" if os.geteuid() == 0 else "not root"
-    engine = "answers" if engine_answers() else "none answers, a private one will be started"
+    private = "a private one will be started" if os.geteuid() == 0 else "a private one needs root, so checks cannot run"
+    engine = "answers" if engine_answers() else f"none answers, {private}"
     free = shutil.disk_usage(PROJECT).free / 2**30
     say(f"Python {sys.version.split()[0]}; {user}; {free:.1f} GiB free; container engine: {engine}")
     require_space(PROJECT, SPACE_FIRST)
@@ -106,6 +107,8 @@ def debian_packages(command: str, development: bool) -> dict[str, bool]:
     wanted = {"python3-venv": importlib.util.find_spec("ensurepip") is not None, "git": _has("git")}
     if command in NEEDS_BOOTSTRAP or development:
         wanted["mmdebstrap"] = _has("mmdebstrap")
+        if os.geteuid() != 0:  # mmdebstrap then works in a user namespace
+            wanted["uidmap"] = _has("newuidmap")
     if command in NEEDS_ENGINE:
         wanted["docker.io"] = _has("dockerd") or engine_answers()
     if development:  # the tests start engines and registries of their own

@@ -147,6 +147,13 @@ class TestDebian:
             "docker-registry",
         }
 
+    @pytest.mark.parametrize(("uid", "wanted"), [(0, False), (1000, True)])
+    def test_user_namespaces_are_wanted_by_who_is_not_root(
+        self, monkeypatch: pytest.MonkeyPatch, uid: int, wanted: bool
+    ) -> None:
+        monkeypatch.setattr("os.geteuid", lambda: uid)
+        assert ("uidmap" in bootstrap.debian_packages("image", development=False)) == wanted
+
 
 class TestEngineAnswers:
     @pytest.mark.parametrize(
