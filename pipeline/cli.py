@@ -17,10 +17,10 @@ from pipeline.manifest import DEFAULT_LINE, load_line, read_yaml
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
-line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 """Met while writing, when the system does not name the file."""
 
+line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 

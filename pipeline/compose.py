@@ -243,7 +243,11 @@ def _prove_imports(draft: Draft, record: Record) -> None:
 
 
 def write(composed: Composed, line: Line, build: Path = BUILD) -> None:
-    """Write ``tree/`` and ``record.json`` below ``.build/<line>/``; each appears by rename."""
+    """Write ``tree/`` and ``record.json`` below ``.build/<line>/``; each appears by rename, the record first.
+
+    Where a run is killed between the two, the record is then not the one of the last verdict, and no later run takes
+    what lies there for unchanged.
+    """
     out = build / line.name
     with step("Write the tree") as state, new_folder(out / "tree") as draft:
         for path, data in composed.files.items():
@@ -251,7 +255,7 @@ def write(composed: Composed, line: Line, build: Path = BUILD) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
         state.detail = f"{len(composed.files)} files"
-    write_atomic(out / "record.json", composed.record.to_json())
+        write_atomic(out / "record.json", composed.record.to_json())
 
 
 def write_lock(line: Line, **entries: object) -> None:

@@ -1,6 +1,7 @@
 """Small file habits that every stage shares: outputs appear by rename, one run at a time."""
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -12,11 +13,15 @@ from pipeline.errors import BusyError, HostError
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUILD = PROJECT / ".build"
+ASIDE = ".old."
+"""Part of the name of the folder where :func:`new_folder` keeps the old one until the new one is in place."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that is either absent, old or whole, never half."""
+    """Write a file that is either absent, old or whole, never half; goes over the draft of a killed run."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        draft.unlink(missing_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
         temporary = Path(stream.name)
         try:
@@ -38,15 +43,25 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield draft
         if target.exists():
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.replace(old / "x")
+            aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}{ASIDE}"))
+            target.replace(aside / target.name)
             draft.replace(target)
-            shutil.rmtree(old)
+            shutil.rmtree(aside)
         else:
             draft.replace(target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
+        _put_back(target.parent)
         raise
+
+
+def _put_back(folder: Path) -> None:
+    """Finish the exchanges of folders that broke off: an old one goes back where no new one took its place."""
+    for aside in folder.glob(f".*{ASIDE}????????"):
+        for old in aside.iterdir():
+            if not (folder / old.name).exists():
+                old.replace(folder / old.name)
+        shutil.rmtree(aside)
 
 
 @contextmanager
@@ -61,7 +76,11 @@ def build_lock(build: Path = BUILD) -> Iterator[None]:
         build.mkdir(parents=True, exist_ok=True)
         lock = (build / "lock").open("a+")
     except OSError as error:
-        raise HostError(f"{build}: {error.strerror}", expected="a folder that can be written") from error
+        raise HostError(
+            f"{build}: {error.strerror}",
+            expected="a folder that can be written",
+            do="make room for it, or give this user the right",
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,7 +97,9 @@ def build_lock(build: Path = BUILD) -> Iterator[None]:
 
 def remove_leftovers(build: Path) -> None:
     """Remove drafts that a killed run left behind: only names as the drafts get them, ``.<name>.<8 characters>``."""
-    for folder in (build, build / "cache" / "sha256", *(child for child in build.iterdir() if child.is_dir())):
+    caches = (build / "cache" / "sha256", build / "cache" / "git")
+    for folder in (build, *caches, *(child for child in build.iterdir() if child.is_dir())):
+        _put_back(folder)
         for draft in folder.glob(".*.????????"):
             if draft.is_dir() and not draft.is_symlink():
                 shutil.rmtree(draft, ignore_errors=True)

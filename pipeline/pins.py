@@ -7,6 +7,7 @@ kept in a cache addressed by content. Compiled extensions and bytecode are named
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pipeline.errors import PinError
-from pipeline.files import PROJECT
+from pipeline.files import PROJECT, new_folder
 from pipeline.manifest import DirPin, GitPin, Pin, PypiPin
 from pipeline.oci import digest_file
 
@@ -149,6 +150,9 @@ def read_wheel(wheel: Path) -> SourceTree:
         with zipfile.ZipFile(wheel) as archive:
             names = [info for info in archive.infolist() if not info.is_dir()]
             kept = [info for info in names if not info.filename.split("/")[0].endswith((".dist-info", ".data"))]
+            for info in kept:
+                if stat.S_ISLNK(info.external_attr >> 16):
+                    raise PinError(f"{wheel}: entry {info.filename!r} is a symlink", do="do not use this source")
             return _collect(((info.filename, archive.read(info)) for info in kept), str(wheel))
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise PinError(f"{wheel}: {error}", expected="a wheel", do="remove the file and run again") from error
@@ -165,16 +169,13 @@ def _git(arguments: list[str], what: str, data: bytes | None = None) -> bytes:
 
 def read_commit(pin: GitPin, cache: Path) -> SourceTree:
     """Files of a commit, read as git objects, so that no checkout filter or attribute changes a byte."""
-    store = cache / "git" / hashlib.sha256(pin.url.encode()).hexdigest()[:16]
     what = describe(pin)
-    if not (store / "HEAD").exists():
-        _git(["init", "--quiet", "--bare", str(store)], what)
+    store = cache / "git" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    if not store.is_dir():  # it appears whole: a git that is killed leaves locks that stop the next one
+        with new_folder(store) as draft:
+            _git(["init", "--quiet", "--bare", str(draft)], what)
+            _git([f"--git-dir={draft}", "fetch", "--quiet", "--depth=1", "--", pin.url, pin.commit], what)
     git_dir = f"--git-dir={store}"
-    present = subprocess.run(
-        ["git", git_dir, "cat-file", "-e", f"{pin.commit}^{{commit}}"], capture_output=True, check=False
-    )
-    if present.returncode:
-        _git([git_dir, "fetch", "--quiet", "--depth=1", "--", pin.url, pin.commit], what)
     listing = _git([git_dir, "ls-tree", "-r", "-z", "--full-tree", pin.commit, "--", pin.subdir or "."], what)
     wanted: list[tuple[str, str]] = []
     for row in listing.decode().split("\0")[:-1]:

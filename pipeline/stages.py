@@ -96,10 +96,12 @@ def unchanged(line: Line, build: Path = BUILD, project: Path = PROJECT) -> Check
     try:
         known = (out / "inputs").read_text()
         report = CheckReport.model_validate_json((out / "check-report.json").read_bytes())
+        record = Record.model_validate_json((out / "record.json").read_bytes())
         image = Image.load(out / "image")
     except (OSError, ValueError, ImageError):
         return None
-    same = known == inputs(line, project) and image.digest == report.image and report.passed
+    same = known == inputs(line, project) and report.passed
+    same = same and (image.digest, record.digest) == (report.image, report.tree)
     return report if same and is_cached(line, build) else None
 
 

@@ -79,6 +79,38 @@ def test_failure_in_a_new_folder_leaves_what_was_there(
         assert names(target) == ["old"]
 
 
+def test_exchange_of_folders_that_breaks_off_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_files(tmp_path / "folder", {"old": "x"})
+    replace = Path.replace
+
+    def breaks_off(self: Path, to: Path) -> Path:
+        if to == target and self.parent == tmp_path:
+            raise KeyboardInterrupt
+        return replace(self, to)
+
+    monkeypatch.setattr(Path, "replace", breaks_off)
+    with pytest.raises(KeyboardInterrupt), new_folder(target) as draft:
+        (draft / "new").touch()
+    assert names(tmp_path) == ["folder"]
+    assert names(target) == ["old"]
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_exchange_of_folders_that_a_kill_cut_is_finished_by_the_next_run(tmp_path: Path, new: bool) -> None:
+    write_files(tmp_path, {"line/.tree.old.abcdefgh/tree/old": "x"} | ({"line/tree/new": "x"} if new else {}))
+    remove_leftovers(tmp_path)
+    assert names(tmp_path / "line") == ["tree"]
+    assert names(tmp_path / "line/tree") == ["new" if new else "old"]
+
+
+def test_write_goes_over_the_draft_of_a_killed_run_and_no_other(tmp_path: Path) -> None:
+    write_files(tmp_path, {".lock.yaml.abcdefgh": "half", ".other.yaml.abcdefgh": "half", ".lock.yaml": "x"})
+    write_atomic(tmp_path / "lock.yaml", b"data")
+    assert names(tmp_path) == [".lock.yaml", ".other.yaml.abcdefgh", "lock.yaml"]
+
+
 def test_second_run_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     write_files(tmp_path, {"lock": "4194304999\n"})  # what an older run left
     first = subprocess.Popen(

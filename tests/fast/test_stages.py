@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import bootstrap, stages
 from pipeline.base import BaseImage
-from pipeline.documents import CheckReport, CheckResult, CheckStatus, Inventory, InventoryFile, canonical_json
+from pipeline.documents import CheckReport, CheckResult, CheckStatus, Inventory, InventoryFile, Record, canonical_json
 from pipeline.errors import HostError, ImageError
 from pipeline.files import PROJECT
 from pipeline.manifest import DEFAULT_LINE, DirPin, Line, Lock, LockedBase, load_line
@@ -122,6 +122,8 @@ class TestUnchanged:
         row = CheckResult(name="tree", status=CheckStatus.PASSED, seconds=1, reason="equal")
         report = CheckReport(image=digest_bytes(manifest), base_kind="cpu", tree=DIGEST, checks=(row,))
         (out / "check-report.json").write_bytes(report.to_json())
+        record = Record(line=line.name, sources={}, steps=(), digest=DIGEST, files={})
+        (out / "record.json").write_bytes(record.to_json())
         stages.remember(line, report, build, project)
         return build
 
@@ -149,7 +151,7 @@ class TestUnchanged:
             stream.write(b"\n")
         assert stages.unchanged(line, build, project) is None
 
-    @pytest.mark.parametrize("name", ["check-report.json", "image/index.json", "inputs"])
+    @pytest.mark.parametrize("name", ["check-report.json", "image/index.json", "inputs", "record.json"])
     def test_a_missing_output_calls_for_a_run(self, line: Line, project: Path, build: Path, name: str) -> None:
         (build / line.name / name).unlink()
         assert stages.unchanged(line, build, project) is None
@@ -158,6 +160,14 @@ class TestUnchanged:
         path = build / line.name / "check-report.json"
         report = CheckReport.model_validate_json(path.read_bytes())
         path.write_bytes(report.model_copy(update={"image": OTHER}).to_json())
+        assert stages.unchanged(line, build, project) is None
+
+    def test_tree_of_other_inputs_composed_meanwhile_calls_for_a_run(
+        self, line: Line, project: Path, build: Path
+    ) -> None:
+        path = build / line.name / "record.json"
+        record = Record.model_validate_json(path.read_bytes())
+        path.write_bytes(record.model_copy(update={"digest": OTHER}).to_json())
         assert stages.unchanged(line, build, project) is None
 
     def test_failed_report_is_not_remembered(self, line: Line, project: Path, tmp_path: Path) -> None:
