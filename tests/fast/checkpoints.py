@@ -1,7 +1,6 @@
 """Checkpoints in memory, to plant one fault in each; built on :mod:`tests.fast.small_checkpoints`."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from pipeline.checkpoint.naming import MTP_EXCLUSIONS
 from pipeline.checkpoint.releases import Release
 from pipeline.checkpoint.report import Report, Status
 from pipeline.checkpoint.rule import Role
-from pipeline.checkpoint.safetensors_header import BITS
 from pipeline.checkpoint.source import Source
 from pipeline.manifest import Profile
 from tests.fast import small_checkpoints as small
+from tests.fast.small_checkpoints import header_of, shard, with_header
 
 ONE = b"\x80\x3f"
 """1.0 in BF16."""
@@ -78,7 +77,7 @@ class Made:
         if self.card is not None:
             found[CARD] = self.card.encode()
         for name, tensors in self.shards.items():
-            found[name] = shard(tensors, self.payload)
+            found[name] = shard(tensors, ONE, self.payload)
         index = self.index
         if index is None and len(self.shards) > 1:
             index = {tensor: name for name, tensors in self.shards.items() for tensor in tensors}
@@ -93,37 +92,16 @@ class Made:
         return gate.check(self.source(), self.role, Release(pin), **options)
 
 
-def shard(tensors: Mapping[str, tuple[str, tuple[int, ...]]], payload: Mapping[str, bytes]) -> bytes:
-    """As :func:`small_checkpoints.shard`, with bytes per tensor."""
-    header: dict[str, Any] = {}
-    body = b""
-    for name, (dtype, shape) in tensors.items():
-        size = math.prod(shape) * BITS[dtype] // 8
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(body), len(body) + size]}
-        fill = payload.get(name, ONE)
-        body += (fill * (size // len(fill) + 1))[:size]
-    return with_header(json.dumps(header).encode(), body)
-
-
 def write_sparse(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """A shard of any size that takes little room: each tensor begins with a few values, the rest is a hole."""
-    header: dict[str, Any] = {}
-    position = 0
-    for name, (dtype, shape) in tensors.items():
-        size = math.prod(shape) * BITS[dtype] // 8
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
+    header = header_of(tensors)
     text = json.dumps(header).encode()
     with path.open("wb") as stream:
         stream.write(with_header(text))
         for row in header.values():
             stream.seek(8 + len(text) + row["data_offsets"][0])
             stream.write(b"\x00\x3f")
-        stream.truncate(8 + len(text) + position)
-
-
-def with_header(header: bytes, body: bytes = b"") -> bytes:
-    return len(header).to_bytes(8, "little") + header + body
+        stream.truncate(8 + len(text) + max(row["data_offsets"][1] for row in header.values()))
 
 
 def edit_header(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.checkpoint.naming import MTP_EXCLUSIONS, MTP_PARTS, MTP_PLAIN, DFlash2Shape
@@ -17,16 +18,31 @@ FRONT_MATTER = "---\nlicense: apache-2.0\nbase_model: somebody/base\n---\n\n# A 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-def shard(tensors: Shapes, fill: bytes = b"\x80\x3f") -> bytes:
-    """A safetensors file whose payload repeats ``fill`` (1.0 in BF16)."""
+def header_of(tensors: Shapes) -> dict[str, Any]:
+    """A header that lays the tensors one after the other."""
     header: dict[str, Any] = {}
     position = 0
     for name, (dtype, shape) in tensors.items():
         size = math.prod(shape) * BITS[dtype] // 8
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + (fill * position)[:position]
+    return header
+
+
+def shard(tensors: Shapes, fill: bytes = b"\x80\x3f", payload: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """A safetensors file; each tensor repeats its ``payload``, else ``fill`` (1.0 in BF16)."""
+    header = header_of(tensors)
+    body = b""
+    for name, row in header.items():
+        start, stop = row["data_offsets"]
+        value = payload.get(name, fill)
+        body += (value * ((stop - start) // len(value) + 1))[: stop - start]
+    return with_header(json.dumps(header).encode(), body)
+
+
+def with_header(header: bytes, body: bytes = b"") -> bytes:
+    """A safetensors file of these parts, sound or not."""
+    return len(header).to_bytes(8, "little") + header + body
 
 
 def target_config(**changes: Any) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from pipeline.checkpoint.safetensors_header import (
     parse_json,
     span_problems,
 )
-from tests.fast.checkpoints import in_memory, with_header
+from tests.fast.checkpoints import in_memory
+from tests.fast.small_checkpoints import with_header
 
 GOOD = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
 

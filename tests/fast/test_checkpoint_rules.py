@@ -25,8 +25,8 @@ from tests.fast.checkpoints import (
     profile,
     statuses,
     target,
-    with_header,
 )
+from tests.fast.small_checkpoints import with_header
 
 Plant = Callable[[Made], object]
 SHARD = "model.safetensors"
