@@ -300,7 +300,7 @@ def write_index(target: Path, media_type: str, manifest: bytes, config: bytes) -
     (target / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Hard-link, or copy where the file system cannot."""
     try:
         os.link(source, target)

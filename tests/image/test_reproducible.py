@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import pins
 from pipeline.files import BUILD, PROJECT
+from pipeline.oci import link_or_copy
 from tests.image.conftest import Real
 
 PYTHON = Path("/usr/bin/python3")
@@ -72,9 +73,9 @@ def copied(real: Real, folder: Path, uid: int) -> Path:
     ignored = shutil.ignore_patterns(".build", ".git", "__pycache__", ".*_cache", ".hypothesis")
     shutil.copytree(PROJECT, folder / "project", ignore=ignored)
     build = folder / "build"
-    shutil.copytree(BUILD / "cache", build / "cache", copy_function=os.link)
+    shutil.copytree(BUILD / "cache", build / "cache", copy_function=link_or_copy)
     shutil.copytree(BUILD / "inventories", build / "inventories")
-    shutil.copytree(real.base.image.layout, folder / "base", copy_function=os.link)
+    shutil.copytree(real.base.image.layout, folder / "base", copy_function=link_or_copy)
     os.chown(build, uid, uid)
     for path in [folder / "project", *(folder / "project").rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
