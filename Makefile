@@ -13,7 +13,7 @@ check:
 	$(BUILD) check --line $(LINE)
 
 release:
-	$(BUILD) release --line $(LINE) $(if $(DRY_RUN),--dry-run) $(or $(REPOSITORY),$(error say where to: make release REPOSITORY=127.0.0.1:5000/sglang-xpu))
+	$(BUILD) release --line $(LINE) $(if $(DRY_RUN),--dry-run) $(if $(ALLOW_DIRTY),--allow-dirty) $(or $(REPOSITORY),$(error say where to: make release REPOSITORY=127.0.0.1:5000/sglang-xpu))
 
 checkpoint:
 	$(BUILD) checkpoint $(or $(SOURCE),$(error say which: make checkpoint SOURCE=owner/name@revision)) --role $(or $(ROLE),target) --line $(LINE) $(ARGS)

@@ -57,6 +57,8 @@ CONFIG_LIMIT = 8 << 20
 """Bytes; configs of real images have tens of KiB."""
 LOCAL_NAME = "localhost/sglang-xpu-base:cpu"
 LABEL_KIND = "io.sglang-xpu.base.kind"
+PLATFORM = ("linux", "amd64")
+"""Operating system and architecture of every image here."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -144,11 +146,72 @@ def _read_published(base: PublishedBase, build: Path) -> Image:
     folder = build / "bases" / digest.replace(":", "-")
     if not (folder / "index.json").is_file():
         with step(f"Read manifest and config of {base.reference}"), registry.Registry(repository) as client:
-            manifest = client.get_manifest(digest)
+            manifest = _platform_manifest(base, client.get_manifest(digest))
             config = client.get_blob(json.loads(manifest.content)["config"]["digest"], CONFIG_LIMIT)
         with new_folder(folder) as draft:
             write_index(draft, manifest.media_type, manifest.content, config)
     return Image.load(folder)
+
+
+def _platform_manifest(base: PublishedBase, manifest: registry.Manifest) -> registry.Manifest:
+    """The manifest itself; an index over platforms is refused with the digest to pin in its place."""
+    rows = json.loads(manifest.content).get("manifests")
+    if rows is None:
+        return manifest
+    platforms = [(row.get("platform", {}), str(row["digest"])) for row in rows]
+    ours = [digest for found, digest in platforms if (found.get("os"), found.get("architecture")) == PLATFORM]
+    pin = f"pin {base.reference.partition('@')[0]}@{ours[0]}" if len(ours) == 1 else "pin one of its manifests"
+    raise BaseError(
+        base.reference,
+        expected="the digest of a platform manifest",
+        found=f"an index of {len(platforms)} manifests",
+        do=f"{pin}, for {'/'.join(PLATFORM)}",
+    )
+
+
+@_reading_a_base()
+def mirror(line: Line, repository: str, build: Path = BUILD) -> str:
+    """Copy the published base of a line into ``repository``, byte for byte; the reference of the copy.
+
+    Within one registry layers are mounted; from another they pass through a scratch folder, one at a time.
+
+    Raises:
+        BaseError: a base that is not published, or a registry that fails or alters it.
+    """
+    base = line.release.base
+    if not isinstance(base, PublishedBase):
+        raise BaseError(
+            f"{line.folder / 'release.yaml'}: base",
+            expected="kind published",
+            found=base.kind,
+            do="a local base has no registry to mirror from; it is pushed with the image, to loopback",
+        )
+    image = _read_published(base, build)
+    source, digest = registry.parse_pinned(base.reference)
+    target = registry.Repository.parse(repository)
+    config = image.manifest["config"]
+    with registry.Registry(source) as origin, registry.Registry(target) as client:
+        for layer in dict.fromkeys(image.layers):
+            _mirror_layer(layer, origin, client, image.layout.parent)
+        client.push_blob(image.config_bytes, Descriptor(config["mediaType"], config["digest"], config["size"]))
+        client.put_manifest(digest, image.manifest_bytes, image.media_type)
+        if client.get_manifest(digest).content != image.manifest_bytes:
+            raise BaseError(f"{target}@{digest}", expected="the bytes that were sent", found="others")
+    return f"{target}@{digest}"
+
+
+def _mirror_layer(layer: Descriptor, origin: registry.Registry, target: registry.Registry, folder: Path) -> None:
+    with step(f"Layer {layer.digest}") as state:
+        state.detail = f"{layer.size / 2**20:.0f} MiB"
+        if target.has_blob(layer.digest):
+            return
+        same_registry = origin.repository.host == target.repository.host
+        if same_registry and target.mount_blob(layer.digest, origin.repository.path):
+            return
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".layer.") as scratch:
+            file = Path(scratch, "layer")
+            origin.fetch_blob(layer, file)
+            target.push_blob(file, layer)
 
 
 @_reading_a_base()

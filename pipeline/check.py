@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,7 +21,7 @@ from pipeline.container import Ended, Limits, run_confined
 from pipeline.documents import CheckReport, CheckResult, CheckStatus, Document, canonical_json
 from pipeline.errors import EngineError, HostError
 from pipeline.files import write_atomic
-from pipeline.oci import Image, LayerEntry
+from pipeline.oci import Image, LayerEntry, digest_tree
 from pipeline.store import Engine
 
 CHECKS = Path(__file__).resolve().parent.parent / "checks"
@@ -38,6 +38,18 @@ class Outcome:
 
     report: CheckReport
     junit: str
+
+
+class Subject(NamedTuple):
+    """What is judged beside the image itself: the report names it, so that a release can tell it is the same."""
+
+    base_kind: str
+    base: str
+    """Digest."""
+    tree: str
+    """Digest."""
+    manifest: str
+    """Digest: see :func:`pipeline.stages.manifest_digest`."""
 
 
 class Answer(Document):
@@ -67,7 +79,7 @@ def run_checks(
     upstream: Mapping[str, bytes],
     checks: Path,
     *,
-    base_kind: str,
+    subject: Subject,
     log: Path,
     memory: int = MEMORY_BYTES,
     seconds: float = TIME_SECONDS,
@@ -75,9 +87,10 @@ def run_checks(
     """Run every check of a folder in one container of ``image``, which the engine must hold.
 
     Args:
-        given: the expectations, ``input.json`` (its ``record.digest`` names the tree in the report).
+        given: the expectations, ``input.json``.
         upstream: tree path to pristine bytes of every upstream file that we changed.
         checks: folder with ``run.py`` and ``test_*.py``.
+        subject: what the report names beside the image.
         log: file for everything that the container prints.
         memory: limit in bytes.
         seconds: limit of the container's run time.
@@ -96,12 +109,17 @@ def run_checks(
             ended = Ended(None, f"the engine failed: {error.line()}")
         step.detail = f"output in {log}"
     answer, reason = (NO_ANSWER, ended.reason) if ended.output is None else parse(ended.output)
-    return _outcome(image, base_kind, given["record"]["digest"], expected_checks(checks), answer, reason)
+    return _outcome(image, subject, checks, answer, reason)
 
 
-def not_run(image: Image, base_kind: str, tree: str, reason: str, checks: Path = CHECKS) -> Outcome:
+def not_run(image: Image, subject: Subject, reason: str, checks: Path = CHECKS) -> Outcome:
     """The outcome when there is no engine: every check is there, and none has run."""
-    return _outcome(image, base_kind, tree, expected_checks(checks), NO_ANSWER, reason)
+    return _outcome(image, subject, checks, NO_ANSWER, reason)
+
+
+def checks_digest(checks: Path = CHECKS) -> str:
+    """Digest of everything that judges: the checks, what runs them, and their data files."""
+    return digest_tree({"checks": checks})
 
 
 def expected_checks(checks: Path) -> list[str]:
@@ -185,9 +203,10 @@ def parse(output: bytes) -> tuple[Answer, str]:
         return NO_ANSWER, f"the check container's document is not valid: {where}{problem['msg']}"
 
 
-def _outcome(image: Image, base_kind: str, tree: str, expected: Sequence[str], answer: Answer, reason: str) -> Outcome:
-    rows = tuple(merge(expected, answer.checks, reason))
-    report = CheckReport(image=image.digest, base_kind=base_kind, tree=tree, checks=rows)
+def _outcome(image: Image, subject: Subject, checks: Path, answer: Answer, reason: str) -> Outcome:
+    rows = tuple(merge(expected_checks(checks), answer.checks, reason))
+    named = subject._asdict()
+    report = CheckReport(image=image.digest, checks_digest=checks_digest(checks), checks=rows, **named)
     return Outcome(report, junit_xml(report, answer))
 
 

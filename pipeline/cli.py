@@ -52,7 +52,7 @@ def main() -> None:
     """Build, check and release model-scoped SGLang images for Intel XPU.
 
     Exit codes: 0 done, 2 usage, 3 set-up, 4 manifest, 5 pins, 6 compose, 7 base, 8 image, 9 engine, 10 checks,
-    11 release, 12 another run is at work, 13 checkpoint, 130 interrupted.
+    11 release, 12 another run is at work, 13 checkpoint, 14 verify, 130 interrupted.
     """
 
 
@@ -143,6 +143,22 @@ def base_inventory(line_name: str, as_json: bool) -> None:
     console.out.print(table)
 
 
+@base.command("mirror")
+@click.argument("repository")
+@line_option
+@json_option
+def base_mirror(repository: str, line_name: str, as_json: bool) -> None:
+    """Copy the line's published base into REPOSITORY (host:port/name), digest unchanged and compared."""
+    from pipeline import base as bases
+
+    with build_lock():
+        reference = bases.mirror(load_line(line_name), repository, BUILD)
+    if as_json:
+        emit({"reference": reference})
+    else:
+        console.out.print(reference)
+
+
 @main.command()
 @line_option
 @json_option
@@ -201,21 +217,85 @@ def _show_report(report: Any, as_json: bool) -> None:
     )
 
 
-@main.command()
+class _Releases(click.Group):
+    """``release REPOSITORY`` is ``release push REPOSITORY``: what people do with a release is push it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["push", *args]
+        return super().parse_args(ctx, args)
+
+
+@main.group(cls=_Releases)
+def release() -> None:
+    """Push the checked image, or list the records of releases; `release REPOSITORY` pushes."""
+
+
+@release.command("push")
 @click.argument("repository")
 @line_option
 @json_option
 @click.option("--dry-run", is_flag=True, help="Examine every condition and tag; send nothing.")
-def release(repository: str, line_name: str, as_json: bool, dry_run: bool) -> None:
+@click.option("--allow-dirty", is_flag=True, help="Take a working tree with changes, for a registry on loopback.")
+def release_push(repository: str, line_name: str, as_json: bool, dry_run: bool, allow_dirty: bool) -> None:
     """Push the checked image to REPOSITORY (host:port/name): by digest, then the pinned tag, then the moving one."""
-    from pipeline import stages
+    from pipeline import gate, stages
 
-    with build_lock():
-        result = stages.release_image(load_line(line_name), repository, dry_run=dry_run)
+    try:
+        with build_lock():
+            result, file = stages.release_image(
+                load_line(line_name), repository, allow_dirty=allow_dirty, dry_run=dry_run
+            )
+    except gate.GateError as error:
+        if as_json:
+            emit({"released": False, "conditions": [row.model_dump(mode="json") for row in error.conditions]})
+        else:
+            console.out.print(gate.table(error.conditions))
+        raise
     if as_json:
-        emit(result.model_dump(mode="json"))
+        emit({"released": not dry_run, **result.model_dump(mode="json")})
         return
+    console.out.print(gate.table(result.conditions))
+    if file is not None:
+        console.note(f"record: {file}")
     console.out.print(f"{result.repository}@{result.digest}")
+
+
+@release.command("list")
+@line_option
+@json_option
+def release_list(line_name: str, as_json: bool) -> None:
+    """List the records of the line's releases; a + marks a working tree that differed from its commit."""
+    from pipeline import release_record
+
+    records = release_record.known(load_line(line_name).name, BUILD)
+    if as_json:
+        emit(release_record.as_json(records))
+    else:
+        console.out.print(release_record.table(records))
+
+
+@main.command()
+@click.argument("target")
+@json_option
+@click.option("--remote", is_flag=True, help="Read back what the registry serves for a reference; rebuild nothing.")
+def verify(target: str, as_json: bool, remote: bool) -> None:
+    """Rebuild what TARGET names and compare: a release record's file, repository:tag or repository@sha256:..."""
+    from pipeline import verify as verifying
+
+    if remote:
+        found = verifying.verify_remote(target)
+    else:
+        with build_lock():
+            found = verifying.verify(target, BUILD)
+    if as_json:
+        emit({"verified": found.verified, **found.model_dump(mode="json")})
+    else:
+        console.out.print(verifying.table(found))
+        for file in found.files:
+            console.out.print(file, markup=False)
+        console.out.print(found.image)
+    found.require()
 
 
 @main.command()

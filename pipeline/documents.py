@@ -6,6 +6,7 @@ document           file                                        written by
 ``Record``         ``.build/<line>/record.json`` and image     :mod:`pipeline.compose`
 ``Inventory``      ``.build/inventories/<base digest>.json``   :mod:`pipeline.inventory`
 ``CheckReport``    ``.build/<line>/check-report.json``         :mod:`pipeline.check`
+``ReleaseRecord``  ``releases/<pinned tag>.json`` and registry :mod:`pipeline.release_record`
 =================  ==========================================  =======================================
 
 Paths inside a tree are relative to the package root, with forward slashes (``sglang/srt/models/dflash.py``).
@@ -122,10 +123,67 @@ class CheckReport(Document):
     image: Digest
     """Digest of the image's manifest."""
     base_kind: str
+    base: Digest
     tree: Digest
+    checks_digest: Digest
+    """Digest of the ``checks/`` folder that judged it, data files included."""
+    manifest: Digest
+    """Digest of what the line is made from: see :func:`pipeline.stages.manifest_digest`."""
     checks: tuple[CheckResult, ...]
 
     @property
     def passed(self) -> bool:
         """Whether every check ran and passed; a report without checks has not passed."""
         return bool(self.checks) and all(check.status is CheckStatus.PASSED for check in self.checks)
+
+
+class ReleasedImage(Document):
+    """The objects of a released image, by digest."""
+
+    digest: Digest
+    """Of the manifest: what to deploy by."""
+    config: Digest
+    layer: Digest
+    """Our one layer, a plain tar: its digest is its diff_id too."""
+    tree: Digest
+    base: Digest
+    base_kind: str
+    base_name: str
+
+
+class ReleasedCheck(Document):
+    """How a check ended, without the time that it took."""
+
+    name: str
+    status: CheckStatus
+    reason: str
+
+
+class ReleaseRecord(Document):
+    """What was released, from what, and how it was judged; all but ``recorded_at`` follows from the inputs."""
+
+    line: str
+    release: str
+    """Date, YYYYMMDD."""
+    repository: str
+    tags: tuple[str, ...]
+    """The pinned tag, then the moving one."""
+    image: ReleasedImage
+    pins: dict[str, dict[str, Any]]
+    """Per pin name, the pin as the manifest states it."""
+    steps: tuple[ComposeStep, ...]
+    patches: dict[str, Sha256]
+    """Patch file name, in series order, to the SHA-256 of the file."""
+    manifest: Digest
+    checks_digest: Digest
+    checks: tuple[ReleasedCheck, ...]
+    checkpoints: dict[str, Digest]
+    """Checkpoint report that the manifest requires, to the digest of its file."""
+    tools: dict[str, str]
+    """Tool to version, or to the digest of its lock file."""
+    commit: str | None = None
+    """Commit of this project; absent for a folder without one, which loopback alone admits."""
+    dirty: bool
+    """Whether the working tree differed from the commit, which loopback alone admits."""
+    recorded_at: str
+    """RFC 3339, UTC."""

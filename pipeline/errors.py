@@ -111,3 +111,10 @@ class CheckpointError(PipelineError):
 
     exit_code = 13
     stage = "checkpoint"
+
+
+class VerifyError(PipelineError):
+    """A released image is not what its record says, or that could not be found out."""
+
+    exit_code = 14
+    stage = "verify"

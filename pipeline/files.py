@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.errors import BusyError, HostError
@@ -65,32 +65,45 @@ def _put_back(folder: Path) -> None:
 
 
 @contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock that dies with its process.
+
+    Raises:
+        BlockingIOError: another process holds it; the error's text is its pid.
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise BlockingIOError(lock.read(32).strip() or "unknown") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+@contextmanager
 def build_lock(build: Path = BUILD) -> Iterator[None]:
-    """Keep a second run out of the same build folder; the lock dies with its process.
+    """Keep a second run out of the same build folder.
 
     Raises:
         BusyError: another run holds it.
         HostError: the folder cannot be written.
     """
-    try:
-        build.mkdir(parents=True, exist_ok=True)
-        lock = (build / "lock").open("a+")
-    except OSError as error:
-        raise HostError(
-            f"{build}: {error.strerror}",
-            expected="a folder that can be written",
-            do="make room for it, or give this user the right",
-        ) from error
-    with lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read(32).strip() or "unknown"
-            raise BusyError(f"{build}: in use by another run (pid {owner})", do="wait for it, or stop it") from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+            stack.enter_context(file_lock(build / "lock"))
+        except BlockingIOError as error:
+            raise BusyError(f"{build}: in use by another run (pid {error})", do="wait for it, or stop it") from None
+        except OSError as error:
+            raise HostError(
+                f"{build}: {error.strerror}",
+                expected="a folder that can be written",
+                do="make room for it, or give this user the right",
+            ) from error
         remove_leftovers(build)
         yield
 

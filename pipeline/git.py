@@ -13,16 +13,20 @@ COMMITTER = "patch series <series@localhost> 946684800 +0000"
 
 def run(folder: Path, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run git in ``folder``; a repository further up is never taken for it. The caller judges the exit status."""
-    environment = {
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment(folder), input=data, capture_output=True, check=False
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """All that git gets of this process."""
+    return {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C",
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
     }
-    return subprocess.run(
-        ["git", *arguments], cwd=folder, env=environment, input=data, capture_output=True, check=False
-    )
 
 
 def output(repository: Path, *arguments: str, data: bytes | None = None) -> bytes:
@@ -44,6 +48,23 @@ def output(repository: Path, *arguments: str, data: bytes | None = None) -> byte
 def text(repository: Path, *arguments: str, data: bytes | None = None) -> str:
     """The same as text, without the last newline."""
     return output(repository, *arguments, data=data).decode("utf-8", "surrogateescape").rstrip("\n")
+
+
+def checked_out(project: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Commit of this project, None where there is none to be had, and the paths that differ from it.
+
+    The folder may belong to another user, as in a CI container: git is told that it is meant.
+    """
+    trusted = ("-c", f"safe.directory={project}")
+    try:
+        found = run(project, *trusted, "rev-parse", "--verify", "HEAD")
+        if found.returncode:
+            return None, ()
+        listed = ("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+        rows = output(project, *trusted, *listed).decode("utf-8", "surrogateescape").split("\0")[:-1]
+    except FileNotFoundError:  # no git
+        return None, ()
+    return found.stdout.decode().strip(), tuple(row[3:] for row in rows)
 
 
 def head(repository: Path) -> str:

@@ -53,8 +53,9 @@ class PypiPin(Strict):
     """A wheel on the configured package index."""
 
     kind: Literal["pypi"]
-    name: str
-    version: str
+    # Both go into a requirements file, where anything else could be an option of pip.
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]*$")]
     sha256: dict[Annotated[str, Field(pattern=r"^cp3\d+$")], Sha256]
     """Hash of the wheel per Python tag (``cp311``)."""
 
@@ -177,6 +178,8 @@ class Release(Strict):
     environment: dict[str, EnvironmentDefault]
     architectures: dict[str, Architecture]
     """Class name, as SGLang's registry lists it, to where it must come from."""
+    requires_checkpoints: tuple[TreePath, ...] = ()
+    """Reports of ``build.py checkpoint --json`` beside this file without which nothing is released."""
 
     @field_validator("release", mode="before")
     @classmethod

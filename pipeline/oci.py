@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,21 @@ def digest_file(path: Path) -> str:
     """``sha256:<hex>`` of a file, read in pieces."""
     with path.open("rb") as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_tree(folders: Mapping[str, Path]) -> str:
+    """Digest over paths and bytes of every file below some folders, but bytecode; where they lie does not enter.
+
+    Args:
+        folders: name that stands for a folder, to the folder; a file is named alone.
+    """
+    files = {
+        f"{name}/{path.relative_to(folder).as_posix()}": path
+        for name, folder in folders.items()
+        for path in ([folder] if folder.is_file() else folder.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    return digest_bytes(canonical_json({name: digest_file(path) for name, path in files.items()}))
 
 
 class _HashingWriter(io.RawIOBase):

@@ -7,6 +7,7 @@ the registry, the operation, a status and the registry's error code, but no URL,
 
 import hashlib
 import ipaddress
+import json
 import re
 import tempfile
 import warnings
@@ -27,6 +28,8 @@ from docker.errors import DockerException
 from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
+from pipeline.console import warn
+from pipeline.documents import canonical_json
 from pipeline.errors import ReleaseError
 from pipeline.oci import (
     CHUNK,
@@ -46,6 +49,9 @@ RETRY_AFTER_MAX_SECONDS = 60.0
 """Longest pause that a registry may ask for; one that asks for more is given up on."""
 MANIFEST_MAX_BYTES = 4 << 20
 """Largest manifest that the specification lets a registry be sent."""
+
+EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
+"""What stands for a config where an artifact has none (image specification 1.1)."""
 
 MANIFEST_TYPES = (
     MANIFEST_TYPE,
@@ -134,6 +140,11 @@ def parse_pinned(reference: str) -> tuple[Repository, str]:
     return Repository.parse(name), digest
 
 
+def referrers_tag(subject: str) -> str:
+    """Tag of the index that lists the referrers of a digest where the registry has no API for it."""
+    return subject.replace(":", "-")
+
+
 class Manifest(NamedTuple):
     """A manifest as the registry serves it, with the digest of exactly these bytes."""
 
@@ -192,24 +203,35 @@ class Registry:
         self._session.close()
 
     def has_blob(self, digest: str) -> bool:
-        """Whether the repository holds a blob."""
+        """Whether the repository holds a blob, so that it need not be sent.
+
+        One at which the registry keeps failing has to be: a full disk leaves docker-registry with a blob that it
+        answers 500 for until it is sent again.
+        """
 
         def attempt() -> bool:
             response = self._send("HEAD", f"blobs/{digest}")
             self._expect(response, f"look for blob {digest}", 200, 404)
             return response.status_code == 200
 
-        return self._repeat(f"look for blob {digest}", attempt)
+        try:
+            return self._repeat(f"look for blob {digest}", attempt)
+        except ReleaseError as error:
+            if not str(error.found).startswith("500"):
+                raise
+            warn(f"{error.line()}; taken for missing, to be sent again")
+            return False
 
-    def push_blob(self, path: Path, descriptor: Descriptor) -> int:
-        """Stream a blob from disk unless the repository holds it; the number of bytes sent."""
+    def push_blob(self, content: Path | bytes, descriptor: Descriptor) -> int:
+        """Send a blob, streamed where it is a file, unless the repository holds it; the number of bytes sent."""
         if self.has_blob(descriptor.digest):
             return 0
         operation = f"upload blob {descriptor.digest}"
-        size = path.stat().st_size
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
         if size != descriptor.size:
+            what = operation if isinstance(content, bytes) else str(content)
             raise ReleaseError(
-                str(path), expected=f"{descriptor.size} bytes", found=f"{size} bytes", do="build the image again"
+                what, expected=f"{descriptor.size} bytes", found=f"{size} bytes", do="build the image again"
             )
 
         def attempt() -> None:
@@ -221,7 +243,7 @@ class Registry:
                 self._location(started, operation),
                 params={"digest": descriptor.digest},
                 headers={"Content-Type": "application/octet-stream"},
-                body=path,
+                body=content,
             )
             self._expect(response, operation, 201)
             self._same_digest(response, operation, descriptor.digest)
@@ -249,19 +271,20 @@ class Registry:
 
         return self._repeat(operation, attempt)
 
-    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
-        """Store a manifest under a tag or its digest; its digest."""
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> bool:
+        """Store a manifest under a tag or its digest; whether the registry keeps it as a referrer of its subject."""
         digest, operation = digest_bytes(content), f"put manifest {reference}"
 
-        def attempt() -> None:
+        def attempt() -> requests.Response:
             headers = {"Content-Type": media_type}
             response = self._send("PUT", f"manifests/{reference}", headers=headers, body=content)
             self._expect(response, operation, 201)
             self._same_digest(response, operation, digest)
+            return response
 
-        self._repeat(operation, attempt)
+        response = self._repeat(operation, attempt)
         self.bytes_sent += len(content)
-        return digest
+        return "OCI-Subject" in response.headers
 
     def head_manifest(self, reference: str) -> str | None:
         """Digest that a tag or digest stands for, ``None`` when there is no such manifest."""
@@ -325,6 +348,87 @@ class Registry:
                 draft.replace(target)
 
         self._repeat(operation, attempt)
+
+    # -- referrers (distribution specification 1.1) ------------------------------------------------------------
+
+    def push_referrer(self, subject: Descriptor, artifact_type: str, content: bytes) -> str:
+        """Attach a document to the manifest ``subject``; the digest of the artifact's manifest.
+
+        A registry without the referrers API gets the specification's fallback: an index under the tag
+        ``sha256-<hex of the subject>``.
+        """
+        config = Descriptor(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))
+        document = Descriptor(artifact_type, digest_bytes(content), len(content))
+        self.push_blob(EMPTY, config)
+        self.push_blob(content, document)
+        manifest = canonical_json(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPE,
+                "artifactType": artifact_type,
+                "config": config.as_json(),
+                "layers": [document.as_json()],
+                "subject": subject.as_json(),
+            }
+        )
+        artifact = Descriptor(MANIFEST_TYPE, digest_bytes(manifest), len(manifest))
+        if not self.put_manifest(artifact.digest, manifest, MANIFEST_TYPE):
+            self._list_under_tag(subject.digest, {**artifact.as_json(), "artifactType": artifact_type})
+        return artifact.digest
+
+    def _list_under_tag(self, subject: str, entry: dict[str, Any]) -> None:
+        listed = self._tagged_referrers(subject)
+        if all(row["digest"] != entry["digest"] for row in listed):
+            index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, entry]}
+            self.put_manifest(referrers_tag(subject), canonical_json(index), INDEX_TYPE)
+
+    def list_referrers(self, subject: str, artifact_type: str) -> list[str]:
+        """Digests of the artifacts of one type that refer to the manifest ``subject``, in the registry's order."""
+        operation, where = f"list referrers of {subject}", f"referrers/{subject}"
+        rows: list[dict[str, Any]] = []
+        while where:
+
+            def attempt(where: str = where) -> requests.Response:
+                response = self._send("GET", where, headers={"Accept": INDEX_TYPE})
+                self._expect(response, operation, 200, 404)
+                return response
+
+            response = self._repeat(operation, attempt)
+            if response.status_code == 404:  # no such API here
+                rows = self._tagged_referrers(subject)
+                break
+            rows += self._index_rows(response.content, operation)
+            link = response.links.get("next", {}).get("url")
+            where = self._same_origin(urljoin(response.url, link), operation) if link else ""
+        return [str(row["digest"]) for row in rows if row.get("artifactType") == artifact_type]
+
+    def get_referrer(self, artifact: str, limit: int) -> bytes:
+        """The document of an artifact that :meth:`push_referrer` made, of at most ``limit`` bytes."""
+        operation = f"get referrer {artifact}"
+        try:
+            (layer,) = json.loads(self.get_manifest(artifact).content)["layers"]
+            digest = str(layer["digest"])
+        except (ValueError, KeyError, TypeError):
+            raise self._error(operation, "an artifact of one document", "another", "see who pushed it") from None
+        return self.get_blob(digest, limit)
+
+    def _tagged_referrers(self, subject: str) -> list[dict[str, Any]]:
+        tag = referrers_tag(subject)
+        if self.head_manifest(tag) is None:
+            return []
+        return self._index_rows(self.get_manifest(tag).content, f"read {tag}")
+
+    def _index_rows(self, content: bytes, operation: str) -> list[dict[str, Any]]:
+        try:
+            rows = json.loads(content)["manifests"]
+            return [row for row in rows if _DIGEST.fullmatch(row["digest"])]
+        except (ValueError, KeyError, TypeError):
+            raise self._error(operation, "an OCI index", "another document", "see who pushed it") from None
+
+    def _same_origin(self, url: str, operation: str) -> str:
+        if _origin(url) != self._authorization.origin:
+            raise self._error(operation, "its next page at the registry", f"one at {_origin(url)}", "tell its operator")
+        return url
 
     # -- one exchange ------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from pipeline import base as bases
-from pipeline import bootstrap, check, check_data, engine, inventory, patches
+from pipeline import bootstrap, check, check_data, engine, git, inventory, patches, release_record
 from pipeline import compose as composing
 from pipeline import image as images
 from pipeline import release as releases
@@ -13,12 +15,16 @@ from pipeline.base import BaseImage
 from pipeline.compose import PATCHES, Composed, ComposeLockError
 from pipeline.console import note, step, warn
 from pipeline.documents import CheckReport, Inventory, Record, canonical_json
-from pipeline.errors import EngineError, ImageError
+from pipeline.errors import EngineError, ImageError, ReleaseError
 from pipeline.files import BUILD, PROJECT, write_atomic
+from pipeline.gate import Candidate
 from pipeline.manifest import CpuBase, DirPin, Line, OverlayLayer, PublishedBase, PypiPin, SourceLayer, load_line
-from pipeline.oci import Image, digest_bytes, digest_file
+from pipeline.oci import Image, digest_bytes, digest_file, digest_tree
 from pipeline.pins import describe
+from pipeline.registry import Repository
 from pipeline.store import Engine
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def require_space(line: Line, build: Path = BUILD) -> None:
@@ -71,6 +77,17 @@ def _pin_state(pin: Any, line: Line, build: Path) -> str:
     return "from its repository"
 
 
+def manifest_digest(line: Line, project: Path = PROJECT) -> str:
+    """Digest of what the line is made from: its manifest folder with the lock, patches, overlays and recipes.
+
+    A pin of kind ``dir`` enters by its path alone: its files may change unseen, which is why it is never released.
+    """
+    overlays = [layer.overlay for layer in line.release.layers if isinstance(layer, OverlayLayer)]
+    folders = {f"manifests/{line.name}": line.folder}
+    names = [f"patches/{line.name}", "recipes/cpu", *(f"overlays/{name}" for name in overlays)]
+    return digest_tree(folders | {name: project / name for name in names})
+
+
 def inputs(line: Line, project: Path = PROJECT) -> str | None:
     """Digest of every file that decides what an image of this line is and how it is judged.
 
@@ -78,16 +95,8 @@ def inputs(line: Line, project: Path = PROJECT) -> str | None:
     """
     if any(isinstance(pin, DirPin) for pin in line.release.pins.values()):
         return None
-    overlays = [layer.overlay for layer in line.release.layers if isinstance(layer, OverlayLayer)]
-    folders = [
-        line.folder,
-        project / "patches" / line.name,
-        *(project / "overlays" / name for name in overlays),
-        *(project / name for name in ("pipeline", "checks", "recipes/cpu")),
-    ]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    hashes = {str(path): digest_file(path) for path in [*files, project / "requirements.lock"]}
-    return digest_bytes(canonical_json(hashes))
+    code = digest_tree({name: project / name for name in ("pipeline", "checks", "requirements.lock")})
+    return digest_bytes(canonical_json([manifest_digest(line, project), code]))
 
 
 def unchanged(line: Line, build: Path = BUILD, project: Path = PROJECT) -> CheckReport | None:
@@ -185,16 +194,17 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
     out = build / line.name
     (out / "check-report.json").unlink(missing_ok=True)  # a verdict on another image must not survive this one
     given = images.facts(line, record, base, image) | check_data.input_parts()
+    subject = check.Subject(base.kind, base.image.digest, record.digest, manifest_digest(line))
     try:
         with step("Container engine"):
             running = engine.find_or_start(build)
         with contextlib.closing(running.client):
             load(running, image, base)
             outcome = check.run_checks(
-                running, image, given, composed.upstream, check.CHECKS, base_kind=base.kind, log=out / "check.log"
+                running, image, given, composed.upstream, check.CHECKS, subject=subject, log=out / "check.log"
             )
     except EngineError as error:
-        outcome = check.not_run(image, base.kind, record.digest, error.line())
+        outcome = check.not_run(image, subject, error.line())
     check.write_outcome(outcome, out)
     return outcome.report
 
@@ -208,12 +218,65 @@ def load(running: Engine, image: Image, base: BaseImage) -> None:
     running.remove_ours(keep=[kept, running.ensure_image(image, "image", base.image)])
 
 
-def release_image(line: Line, repository: str, *, dry_run: bool, build: Path = BUILD) -> releases.ReleaseResult:
-    """Push what was built and checked; see :mod:`pipeline.release`."""
+def candidate(line: Line, build: Path = BUILD, project: Path = PROJECT) -> Candidate:
+    """What lies in the build folder, with the state of the project's own folder beside it.
+
+    Raises:
+        ImageError, ReleaseError: there is no image, or a document of another version beside it.
+    """
     out = build / line.name
     image = Image.load(out / "image")
-    record = Record.model_validate_json((out / "record.json").read_bytes())
-    report_file = out / "check-report.json"
-    report = CheckReport.model_validate_json(report_file.read_bytes()) if report_file.is_file() else None
-    kind = image.labels[bases.LABEL_KIND]
-    return releases.release(line, image, record, report, kind, repository, dry_run)
+    record = _document(out / "record.json", Record, "build.py image")
+    if record is None:
+        raise ReleaseError(f"{out / 'record.json'}: no such file", do="build.py image")
+    # A record is an output of releases: one that is not committed yet says nothing about the image.
+    commit, changed = git.checked_out(project)
+    changed = tuple(path for path in changed if not path.startswith(f"{release_record.FOLDER}/"))
+    return Candidate(
+        line=line,
+        image=image,
+        record=record,
+        report=_document(out / "check-report.json", CheckReport, "build.py check"),
+        manifest=manifest_digest(line, project),
+        checks_digest=check.checks_digest(project / "checks"),
+        patches=_patch_hashes(project / "patches" / line.name),
+        commit=commit,
+        changed=changed,
+    )
+
+
+def _patch_hashes(folder: Path) -> dict[str, str]:
+    names = [patch.name for patch in patches.read_series(folder)] if folder.is_dir() else []
+    return {name: digest_file(folder / name).removeprefix("sha256:") for name in names}
+
+
+def _document(path: Path, model: type[Model], again: str) -> Model | None:
+    """A document of the build folder, None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReleaseError(f"{path}: of another version: {where}: {first['msg']}", do=again) from error
+
+
+def release_image(
+    line: Line, repository: str, *, allow_dirty: bool, dry_run: bool, build: Path = BUILD, project: Path = PROJECT
+) -> tuple[releases.ReleaseResult, Path | None]:
+    """Release what was built and checked, and keep the record; the record's file."""
+    with contextlib.ExitStack() as stack:
+
+        def find_engine() -> Engine:
+            running = engine.find_or_start(build)
+            stack.enter_context(contextlib.closing(running.client))
+            return running
+
+        result = releases.release(
+            candidate(line, build, project), repository, find_engine, allow_dirty=allow_dirty, dry_run=dry_run
+        )
+    if result.record is None:
+        return result, None
+    is_loopback = Repository.parse(repository).is_loopback
+    return result, release_record.write(result.record, release_record.folder(line.name, is_loopback, build, project))

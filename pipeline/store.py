@@ -112,6 +112,27 @@ class Engine:
             pulled.tag(*tag.rsplit(":", 1))
         return self._prove(base, tag)
 
+    def compare_pulled(self, image: Image, reference: str) -> None:
+        """Pull ``repository@sha256:…`` and prove by its ID that it is ``image``; a name that was not here goes again.
+
+        Raises:
+            EngineError: it cannot be pulled, or is another image.
+        """
+        repository, _, digest = reference.partition("@")
+        with console.step(f"pull {reference}"), engine_errors(f"pull {reference}"):
+            had = any(reference in (stored.attrs.get("RepoDigests") or ()) for stored in self.client.images.list())
+            # The ID alone: the name that a pull by digest leaves holds that digest whatever was pulled.
+            found = self.client.images.pull(repository, tag=digest).id
+            if not had:
+                self.client.images.remove(reference)
+        if found not in (image.config_digest, image.digest):
+            raise EngineError(
+                f"{reference} in the engine is another image",
+                expected=f"config {image.config_digest} or manifest {image.digest}",
+                found=found,
+                do="do not use this registry until its operator looked",
+            )
+
     def _prove(self, image: Image, tag: str) -> str:
         with engine_errors(f"inspect {tag}"):
             try:

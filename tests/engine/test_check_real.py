@@ -22,6 +22,7 @@ from pipeline.store import Engine
 CHECKS = Path(check.CHECKS)
 TREE = "sha256:" + "3" * 64
 GIVEN: dict[str, Any] = {"record": {"digest": TREE}, "word": "größe"}
+SUBJECT = check.Subject("cpu", "sha256:" + "b" * 64, TREE, "sha256:" + "c" * 64)
 UPSTREAM = {"sglang/deep/a.py": b"upstream\n"}
 
 
@@ -55,7 +56,7 @@ def fake_checks(folder: Path, script: str, *names: str) -> Path:
 
 def run(engine: Engine, image: Image, checks: Path, **limits: Any) -> check.Outcome:
     log = checks.parent / "check.log"
-    return check.run_checks(engine, image, GIVEN, UPSTREAM, checks, base_kind="cpu", log=log, **limits)
+    return check.run_checks(engine, image, GIVEN, UPSTREAM, checks, subject=SUBJECT, log=log, **limits)
 
 
 FACTS = """\

@@ -903,16 +903,16 @@ def test_run_that_is_struck_leaves_old_or_new_and_the_next_one_succeeds(
 def test_release_that_is_struck_leaves_the_old_tag_and_the_next_one_succeeds(
     states: States, line: SmallLine, server: RegistryServer, where: str, signum: signal.Signals
 ) -> None:
-    path = f"team/{signum.name.lower()}{re.sub('[^a-z]+', '-', where.lower()).rstrip('-')}"
+    path = f"team/{signum.name.lower()}{re.sub('[^a-z]+', '-', where.lower().replace('$', ' moving')).rstrip('-')}"
     shutil.rmtree(line.folder)
     line = states.new.copy(line.folder)
-    states.old.ok("release", f"{server.address}/{path}")
+    states.old.ok("release", f"{server.address}/{path}", "--allow-dirty")
     old, new = states.old.image().digest, states.new.image().digest
-    struck(line, "release", f"{server.address}/{path}", where=where, number=1, signum=signum)
+    struck(line, "release", f"{server.address}/{path}", "--allow-dirty", where=where, number=1, signum=signum)
     with Registry(Repository(server.address, path)) as registry:
         assert registry.head_manifest("small") == registry.head_manifest("small-20260131") == old
         assert registry.head_manifest("small-20260201") in (None, new)
-        line.ok("release", f"{server.address}/{path}")
+        line.ok("release", f"{server.address}/{path}", "--allow-dirty")
         assert registry.head_manifest("small") == registry.head_manifest("small-20260201") == new
         assert registry.head_manifest("small-20260131") == old
 

@@ -46,11 +46,15 @@ class FakeRegistry:
     auth: str = "anonymous"
     """``anonymous``, ``basic`` or ``bearer``."""
     mounts: bool = True
+    referrers: bool = True
+    """Whether it has the referrers API; it answers one row a page."""
     absolute_locations: bool = False
     served: dict[str, bytes] = field(default_factory=dict)
     """Bytes to serve for a path, whatever was stored."""
     redirect_blobs: bool = False
     states_digests: bool = True
+    allowed_writes: int | None = None
+    """Requests that may still change something before the connection is cut at every one; None: all."""
 
     @property
     def writes(self) -> list[str]:
@@ -100,6 +104,11 @@ class _Handler(BaseHTTPRequestHandler):
             fault.times -= 1
             self._fail(fault)
             return
+        if state.allowed_writes is not None and self.command not in ("GET", "HEAD"):
+            state.allowed_writes -= 1
+            if state.allowed_writes < 0:
+                self.close_connection = True
+                return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.url == "/token":
             self._token(body)
@@ -138,8 +147,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, body: bytes) -> None:
         match = re.fullmatch(r"/v2/(.+)/(blobs|manifests)/(uploads/)?(.*)", self.url)
+        listing = re.fullmatch(r"/v2/(.+)/referrers/(.+)", self.url)
+        if listing and self.state.referrers:
+            self._referrers(*listing.groups())
+            return
         if match is None:
-            self._answer(200 if self.url.startswith("/v2/") else 404)
+            self._answer(200 if self.url == "/v2/" else 404)
             return
         repository, kind, upload, name = match.groups()
         if upload:
@@ -150,9 +163,26 @@ class _Handler(BaseHTTPRequestHandler):
             digest = _digest(body)
             for reference in {name, digest}:
                 self.state.manifests[repository, reference] = (body, self.headers["Content-Type"])
-            self._answer(201, headers=self._stated(digest))
+            subject = json.loads(body).get("subject", {}).get("digest") if self.state.referrers else None
+            self._answer(201, headers=self._stated(digest) | ({"OCI-Subject": subject} if subject else {}))
         else:
             self._manifest(repository, name)
+
+    def _referrers(self, repository: str, subject: str) -> None:
+        rows = []
+        for (where, reference), (data, media_type) in self.state.manifests.items():
+            document = json.loads(data)
+            if (
+                where == repository
+                and reference == _digest(data)
+                and document.get("subject", {}).get("digest") == subject
+            ):
+                row = {"mediaType": media_type, "digest": reference, "size": len(data)}
+                rows.append(row | {"artifactType": document["artifactType"]})
+        page = int(self.query.get("page", ["0"])[0])
+        index = {"schemaVersion": 2, "manifests": rows[page : page + 1]}
+        link = {"Link": f'<{self.url}?page={page + 1}>; rel="next"'} if page + 1 < len(rows) else {}
+        self._answer(200, json.dumps(index).encode(), link)
 
     def _upload(self, repository: str, body: bytes) -> None:
         base = f"http://{self.state.address}" if self.state.absolute_locations else ""

@@ -22,6 +22,7 @@ from pipeline.store import Engine, tag_of
 
 IMAGE = Image(Path("none"), "sha256:" + "1" * 64, b'{"config": {"digest": "sha256:2"}}', b"{}")
 TREE = "sha256:" + "3" * 64
+SUBJECT = check.Subject("cpu", "sha256:" + "b" * 64, TREE, "sha256:" + "c" * 64)
 GIVEN = {"record": {"digest": TREE}}
 PASSED = CheckResult(name="tree", status=CheckStatus.PASSED, seconds=1.5, reason="2 files")
 
@@ -75,7 +76,7 @@ def fake_engine(images: Any) -> Engine:
 def run(checks: Path, monkeypatch: pytest.MonkeyPatch, ended: Ended) -> check.Outcome:
     monkeypatch.setattr(check, "run_confined", lambda *_arguments: ended)
     log = checks.parent / "check.log"
-    return check.run_checks(fake_engine(OneImage()), IMAGE, GIVEN, {}, checks, base_kind="cpu", log=log)
+    return check.run_checks(fake_engine(OneImage()), IMAGE, GIVEN, {}, checks, subject=SUBJECT, log=log)
 
 
 def verdicts(report: CheckReport) -> list[tuple[str, str, str]]:
@@ -86,7 +87,8 @@ def test_all_rows_passed(checks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = run(checks, monkeypatch, Ended(answer(row("tree"), row("registry")), "")).report
     assert report.passed
     assert [result.name for result in report.checks] == ["registry", "tree"]
-    assert (report.image, report.base_kind, report.tree) == (IMAGE.digest, "cpu", TREE)
+    assert (report.image, report.checks_digest) == (IMAGE.digest, check.checks_digest(checks))
+    assert (report.base_kind, report.base, report.tree, report.manifest) == SUBJECT
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_reason_of_a_bad_end_reaches_every_row(checks: Path, monkeypatch: pytest
 
 
 def test_engine_that_dies_is_not_a_pass(checks: Path, tmp_path: Path) -> None:
-    outcome = check.run_checks(fake_engine(OneImage()), IMAGE, GIVEN, {}, checks, base_kind="cpu", log=tmp_path / "log")
+    outcome = check.run_checks(fake_engine(OneImage()), IMAGE, GIVEN, {}, checks, subject=SUBJECT, log=tmp_path / "log")
     assert {result.status for result in outcome.report.checks} == {CheckStatus.NOT_RUN}
     assert re.search(r"the engine failed: create the volume.*refused", outcome.report.checks[0].reason)
 
@@ -150,11 +152,11 @@ def test_image_that_the_engine_lacks_is_an_error(checks: Path, tmp_path: Path) -
             return []
 
     with pytest.raises(EngineError, check=says(f"fake:// does not hold image {IMAGE.digest}; load it first")):
-        check.run_checks(fake_engine(NoImage()), IMAGE, GIVEN, {}, checks, base_kind="cpu", log=tmp_path / "log")
+        check.run_checks(fake_engine(NoImage()), IMAGE, GIVEN, {}, checks, subject=SUBJECT, log=tmp_path / "log")
 
 
 def test_no_engine(checks: Path) -> None:
-    outcome = check.not_run(IMAGE, "cpu", TREE, "no engine", checks)
+    outcome = check.not_run(IMAGE, SUBJECT, "no engine", checks)
     assert verdicts(outcome.report) == [("registry", "not_run", "no engine"), ("tree", "not_run", "no engine")]
     assert not outcome.report.passed
 
@@ -247,8 +249,8 @@ def test_pytest_that_is_incomplete_or_compiled_is_refused(monkeypatch: pytest.Mo
 def test_junit_keeps_pytests_own_and_adds_what_pytest_did_not_give() -> None:
     report = CheckReport(
         image=IMAGE.digest,
-        base_kind="cpu",
-        tree=TREE,
+        checks_digest=TREE,
+        **SUBJECT._asdict(),
         checks=(PASSED, PASSED.model_copy(update={"name": "registry", "status": CheckStatus.NOT_RUN})),
     )
     inner = '<testsuites><testsuite name="pytest"><testcase name="tree"/></testsuite></testsuites>'
@@ -261,7 +263,7 @@ def test_junit_keeps_pytests_own_and_adds_what_pytest_did_not_give() -> None:
 
 
 def test_outcome_is_written(checks: Path, tmp_path: Path) -> None:
-    outcome = check.not_run(IMAGE, "cpu", TREE, "no engine", checks)
+    outcome = check.not_run(IMAGE, SUBJECT, "no engine", checks)
     check.write_outcome(outcome, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["check-report.json", "junit.xml"]
     stored = CheckReport.model_validate_json((tmp_path / "out/check-report.json").read_bytes())
@@ -273,8 +275,8 @@ def test_table_shows_every_row_whole() -> None:
     reason = "[bold] is text; " + "word " * 40 + "end"
     report = CheckReport(
         image=IMAGE.digest,
-        base_kind="cpu",
-        tree=TREE,
+        checks_digest=TREE,
+        **SUBJECT._asdict(),
         checks=(PASSED, PASSED.model_copy(update={"status": CheckStatus.FAILED, "reason": reason})),
     )
     screen = Console(width=80, file=StringIO())
@@ -284,3 +286,16 @@ def test_table_shows_every_row_whole() -> None:
     assert "[bold] is text" in text
     assert text.count("word") == 40
     assert "end" in text
+
+
+def test_the_checks_digest_is_over_names_and_bytes_of_checks_and_data(checks: Path) -> None:
+    before = check.checks_digest(checks)
+    (checks / "__pycache__" / "test_tree.cpython-311.pyc").write_bytes(b"1")
+    assert check.checks_digest(checks) == before
+    (checks / "features.yaml").write_text("[]")
+    with_data = check.checks_digest(checks)
+    (checks / "features.yaml").rename(checks / "other.yaml")
+    renamed = check.checks_digest(checks)
+    assert len({before, with_data, renamed}) == 3
+    elsewhere = checks.rename(checks.parent / "elsewhere")
+    assert check.checks_digest(elsewhere) == renamed

@@ -24,6 +24,7 @@ from pipeline.errors import (
     PinError,
     PipelineError,
     ReleaseError,
+    VerifyError,
 )
 from tests.fast.builders import make_line
 
@@ -38,6 +39,7 @@ ERRORS = [
     CheckError,
     ReleaseError,
     BusyError,
+    VerifyError,
 ]
 
 
@@ -72,8 +74,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, problem: BaseException) -> None:
 def test_every_command_of_the_documentation_exists() -> None:
     found = {" ".join(command) for command in commands()}
     assert found >= {
-        *("plan", "compose", "base build", "base inventory", "image", "check", "release", "patch list"),
+        *("plan", "compose", "base build", "base inventory", "image", "check", "release", "verify", "patch list"),
         *("patch edit", "patch new", "patch export", "patch refresh", "patch drop"),
+        *("base mirror", "release push", "release list"),
         *("engine start", "engine stop", "engine status", "features", "setup"),
     }
 

@@ -250,7 +250,7 @@ def test_a_blob_cut_short_is_read_again(fake: FakeRegistry, registry: Registry, 
 
 def test_a_manifest_keeps_its_bytes(registry: Registry) -> None:
     content = b'{ "spaces":  "kept" }'
-    assert registry.put_manifest("tag", content, MANIFEST_TYPE) == digest_bytes(content)
+    registry.put_manifest("tag", content, MANIFEST_TYPE)
     assert registry.head_manifest("tag") == digest_bytes(content)
     assert registry.get_manifest("tag") == (content, MANIFEST_TYPE, digest_bytes(content))
 
@@ -475,3 +475,70 @@ def test_what_requests_says_is_not_quoted(
     monkeypatch.setattr("requests.Session.request", fail)
     assert found in refusal(lambda: registry.has_blob(DIGEST))
     assert made == [(10, 60)] * requests_made
+
+
+# -- referrers -------------------------------------------------------------------------------------------------
+
+TYPE = "application/vnd.example.note.v1+json"
+SUBJECT = Descriptor(MANIFEST_TYPE, digest_bytes(b"image"), 5)
+
+
+@pytest.mark.parametrize("has_api", [True, False])
+def test_referrers_are_listed_by_type_and_read_back(fake: FakeRegistry, registry: Registry, has_api: bool) -> None:
+    fake.referrers = has_api
+    assert registry.list_referrers(SUBJECT.digest, TYPE) == []
+    first, second = (registry.push_referrer(SUBJECT, TYPE, data) for data in (b"one", b"two"))
+    other = registry.push_referrer(SUBJECT, "application/vnd.example.other", b"one")
+    assert registry.list_referrers(SUBJECT.digest, TYPE) == [first, second]
+    assert registry.list_referrers(SUBJECT.digest, "application/vnd.example.other") == [other]
+    assert registry.list_referrers(DIGEST, TYPE) == []
+    assert registry.get_referrer(second, limit=3) == b"two"
+    assert (("team/image", SUBJECT.digest.replace(":", "-")) in fake.manifests) is not has_api
+    manifest = json.loads(registry.get_manifest(first).content)
+    assert manifest["subject"] == SUBJECT.as_json()
+    assert (manifest["artifactType"], manifest["layers"][0]["mediaType"]) == (TYPE, TYPE)
+    assert registry.get_blob(manifest["config"]["digest"], limit=2) == b"{}"
+
+
+def test_a_referrer_pushed_again_is_listed_once(fake: FakeRegistry, registry: Registry) -> None:
+    fake.referrers = False
+    first = registry.push_referrer(SUBJECT, TYPE, b"one")
+    before = len(fake.writes)
+    assert registry.push_referrer(SUBJECT, TYPE, b"one") == first
+    assert registry.list_referrers(SUBJECT.digest, TYPE) == [first]
+    assert fake.writes[before:] == [f"PUT /v2/team/image/manifests/{first}"]
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b'{"manifests": [{}]}', b'{"manifests": 1}'])
+def test_a_referrers_tag_that_is_no_index_is_refused(fake: FakeRegistry, registry: Registry, content: bytes) -> None:
+    fake.referrers = False
+    fake.manifests["team/image", SUBJECT.digest.replace(":", "-")] = (content, MANIFEST_TYPE)
+    assert "expected an OCI index, found another document" in refusal(
+        lambda: registry.list_referrers(SUBJECT.digest, TYPE)
+    )
+
+
+def test_a_page_of_referrers_elsewhere_is_not_fetched(fake: FakeRegistry, registry: Registry) -> None:
+    link = {"Link": '<https://other.example.com/v2/x>; rel="next"'}
+    fake.faults = [Fault("GET", "/referrers/", 200, headers=link, body=b'{"manifests": []}')]
+    line = refusal(lambda: registry.list_referrers(SUBJECT.digest, TYPE))
+    assert "expected its next page at the registry, found one at https://other.example.com" in line
+
+
+def test_an_artifact_of_several_documents_is_refused(registry: Registry) -> None:
+    content = b'{"layers": []}'
+    registry.put_manifest("tag", content, MANIFEST_TYPE)
+    assert "expected an artifact of one document" in refusal(lambda: registry.get_referrer("tag", 10))
+
+
+def test_a_blob_at_which_the_registry_keeps_failing_is_sent_again(
+    fake: FakeRegistry, registry: Registry, blob: Path
+) -> None:
+    fake.faults = [Fault("HEAD", "/blobs/", 500, times=RETRIES + 1)]
+    assert registry.push_blob(blob, BLOB) == len(DATA)
+    assert fake.blobs["team/image", DIGEST] == DATA
+
+
+def test_a_registry_that_cannot_be_reached_is_no_missing_blob(fake: FakeRegistry, registry: Registry) -> None:
+    fake.faults = [Fault("HEAD", "/blobs/", 0, times=RETRIES + 1)]
+    assert "look for blob" in refusal(lambda: registry.has_blob(DIGEST))

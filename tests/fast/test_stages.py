@@ -17,6 +17,7 @@ from pipeline.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor, Image, digest_b
 
 DIGEST = "sha256:" + "1" * 64
 OTHER = "sha256:" + "2" * 64
+NAMED: dict[str, Any] = {"base_kind": "cpu"} | dict.fromkeys(("base", "tree", "checks_digest", "manifest"), DIGEST)
 
 
 def inventory(**debian: str) -> Inventory:
@@ -120,7 +121,7 @@ class TestUnchanged:
         )
         write_index(out / "image", MANIFEST_TYPE, manifest, config)
         row = CheckResult(name="tree", status=CheckStatus.PASSED, seconds=1, reason="equal")
-        report = CheckReport(image=digest_bytes(manifest), base_kind="cpu", tree=DIGEST, checks=(row,))
+        report = CheckReport(image=digest_bytes(manifest), checks=(row,), **NAMED)
         (out / "check-report.json").write_bytes(report.to_json())
         record = Record(line=line.name, sources={}, steps=(), digest=DIGEST, files={})
         (out / "record.json").write_bytes(record.to_json())
@@ -172,7 +173,7 @@ class TestUnchanged:
 
     def test_failed_report_is_not_remembered(self, line: Line, project: Path, tmp_path: Path) -> None:
         row = CheckResult(name="tree", status=CheckStatus.FAILED, seconds=1, reason="differs")
-        report = CheckReport(image=DIGEST, base_kind="cpu", tree=DIGEST, checks=(row,))
+        report = CheckReport(image=DIGEST, checks=(row,), **NAMED)
         stages.remember(line, report, tmp_path / "other", project)
         assert not (tmp_path / "other").exists()
 

@@ -207,3 +207,43 @@ def test_cleaning_up_removes_our_tags_only() -> None:
     client.images, client.containers, client.volumes = Shared(None, []), Nothing(), Nothing()
     fake_engine(client).remove_ours(keep=["sglang-xpu-pipeline/owner/b:1"])
     assert removed == ["sglang-xpu-pipeline/owner/a:1"]
+
+
+class Pulled:
+    """An image store that gets one image by digest."""
+
+    def __init__(self, got: str, held: tuple[str, ...] = ()) -> None:
+        self.id, self.attrs = got, {"RepoDigests": list(held)}
+        self.removed: list[str] = []
+
+    def list(self) -> list["Pulled"]:
+        return [self]
+
+    def pull(self, repository: str, tag: str) -> "Pulled":
+        self.attrs["RepoDigests"].append(f"{repository}@{tag}")
+        return self
+
+    def remove(self, name: str) -> None:
+        self.removed.append(name)
+
+
+def pulling(images: Pulled) -> Engine:
+    client = cast(docker.DockerClient, type("Client", (), {"images": images})())
+    return Engine(client, "given", "fake://", "owner")
+
+
+@pytest.mark.parametrize("store", ["classic", "containerd"])
+@pytest.mark.parametrize("had", [True, False])
+def test_what_is_pulled_is_compared_by_its_id_and_a_new_name_goes_again(image: Image, store: str, had: bool) -> None:
+    reference = f"example.com/x@{image.digest}"
+    images = Pulled(image.config_digest if store == "classic" else image.digest, (reference,) if had else ())
+    pulling(images).compare_pulled(image, reference)
+    assert images.removed == ([] if had else [reference])
+
+
+def test_another_image_under_the_right_digest_is_refused(image: Image) -> None:
+    other = "sha256:" + "0" * 64
+    images = Pulled(other)
+    with pytest.raises(EngineError, check=says(f"in the engine is another image: expected .*, found {other}; do not")):
+        pulling(images).compare_pulled(image, f"example.com/x@{image.digest}")
+    assert images.removed == [f"example.com/x@{image.digest}"]

@@ -38,7 +38,12 @@ class Real:
             given,
             self.composed.upstream,
             check.CHECKS,
-            base_kind=self.base.kind,
+            subject=check.Subject(
+                self.base.kind,
+                self.base.image.digest,
+                self.composed.record.digest,
+                stages.manifest_digest(self.line),
+            ),
             log=log,
         ).report
 

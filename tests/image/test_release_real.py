@@ -2,16 +2,17 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline import check, stages
 from pipeline import image as images
 from pipeline import release as releases
-from pipeline import stages
 from pipeline.documents import CheckReport
-from pipeline.errors import ReleaseError
-from pipeline.manifest import PublishedBase
+from pipeline.gate import Candidate, GateError
+from pipeline.manifest import Lock, LockedBase, PublishedBase
 from pipeline.oci import CONFIG_TYPE, Descriptor
 from pipeline.registry import Registry, Repository
 from tests.engine.registry_server import RegistryServer, registry_server
@@ -31,11 +32,32 @@ def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
     return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Locks of releases lie elsewhere than the user's."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def candidate(real: Real, report: CheckReport) -> Candidate:
+    """The real image with a verdict, as from a clean commit: this checkout's state is not what is tested."""
+    return Candidate(
+        line=real.line,
+        image=real.image,
+        record=real.composed.record,
+        report=report,
+        manifest=stages.manifest_digest(real.line),
+        checks_digest=check.checks_digest(),
+        patches={},
+        commit="0" * 40,
+    )
+
+
 @pytest.fixture(scope="module")
 def released(real: Real, server: RegistryServer, report: CheckReport) -> releases.ReleaseResult:
-    """The real image, released."""
-    repository = f"{server.address}/sglang-xpu"
-    return releases.release(real.line, real.image, real.composed.record, report, "cpu", repository)
+    """The real image, released through the real engine."""
+    return releases.release(candidate(real, report), f"{server.address}/sglang-xpu", lambda: real.engine)
 
 
 def test_tags_carry_the_base_kind_and_latest_is_absent(
@@ -68,8 +90,8 @@ def test_release_needs_a_report_on_this_very_image(real: Real, server: RegistryS
     """A passed report on another digest opens nothing."""
     other = report.model_copy(update={"image": "sha256:" + "0" * 64})
     repository = f"{server.address}/refused"
-    with pytest.raises(ReleaseError, match="checked image"):
-        releases.release(real.line, real.image, real.composed.record, other, "cpu", repository)
+    with pytest.raises(GateError, match="checked image"):
+        releases.release(candidate(real, other), repository, lambda: real.engine)
     with Registry(Repository.parse(repository)) as client:
         assert not client.has_blob(real.image.config_digest)
 
@@ -93,7 +115,8 @@ def test_an_image_on_a_published_base(
         python_tag="cp311",
     )
     release = real.line.release.model_copy(update={"base": published})
-    line = real.line.model_copy(update={"release": release})
+    lock = Lock(steps=real.line.lock.steps if real.line.lock else {}, base=LockedBase(digest=real.base.image.digest))
+    line = real.line.model_copy(update={"release": release, "lock": lock})
     build = tmp_path / "build"
     monkeypatch.setenv("DOCKER_HOST", real.engine.host)  # else a second build folder starts an engine of its own
     assert stages.take_inventory(line, build) == real.base.inventory
@@ -104,6 +127,7 @@ def test_an_image_on_a_published_base(
     verdict = stages.check_image(line, real.composed, base, image, build)
     assert verdict.passed, verdict
     repository = f"{server.address}/plain"
-    result = releases.release(line, image, real.composed.record, verdict, "published", repository)
+    plain = replace(candidate(real, verdict), line=line, image=image, manifest=stages.manifest_digest(line))
+    result = releases.release(plain, repository, lambda: real.engine)
     assert result.tags == (f"{release.tag}-{release.release}", release.tag)
     assert result.bytes_sent < 2 << 20
