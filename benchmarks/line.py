@@ -136,14 +136,16 @@ def side_by_side(line: Line, composed: Composed, base: BaseImage, table: Table) 
                 started = time.monotonic()
                 our_digests.add(our_way(line, composed, base, running, Path(folder, str(number))).digest)
                 between = time.monotonic()
-                their_ids.add(dockerfile_way(composed, base, running, number))
+                their_ids.add(made := dockerfile_way(composed, base, running, number))
                 ours.append(between - started)
                 theirs.append(time.monotonic() - between)
+        sizes = [running.client.images.get(name).attrs["Size"] for name in (kept[0], made)]
         running.remove_ours(keep=kept)
     table.add_row("append and load, ours", f"{shown(ours)}; {len(our_digests)} digest in {ROUNDS} builds")
     table.add_row("Dockerfile COPY, same files", f"{shown(theirs)}; {len(their_ids)} image IDs in {ROUNDS} builds")
     ratios = [other / own for own, other in zip(ours, theirs, strict=True)]
     spread = f"min {min(ratios):.1f}, max {max(ratios):.1f}"
+    table.add_row("bytes that the Dockerfile's layer adds", f"{sizes[1] - sizes[0]} (it holds no record)")
     table.add_row("Dockerfile / ours, pair by pair", f"{statistics.median(ratios):.1f} ({spread})")
 
 

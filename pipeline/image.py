@@ -50,10 +50,10 @@ def difference(record: Record, inventory: Inventory) -> Difference:
         for path, entry in record.files.items()
         if path not in inventory.files or inventory.files[path].sha256 != entry.sha256
     }
-    tops = {path.split("/")[0] + "/" for path in record.files}
+    tops = {path.split("/", 1)[0] for path in record.files}
     removed = set[str]()
     for path in inventory.files:
-        if not any(path.startswith(top) for top in tops) or path.endswith(".so"):
+        if path.split("/", 1)[0] not in tops or path.endswith(".so"):
             continue
         if path.endswith(".pyc"):
             source = source_of(path)
@@ -140,8 +140,8 @@ def build(line: Line, composed: Composed, base: BaseImage, target: Path | None =
 
 def _new_directories(delta: Difference, inventory: Inventory, root: str) -> list[str]:
     """Directories that the base lacks. Stating one that it has could replace a symlink there."""
-    known = {str(parent) for path in inventory.files for parent in PurePosixPath(path).parents}
-    new = {str(parent) for path in delta.changed for parent in PurePosixPath(path).parents} - known
+    parents = {str(parent) for path in delta.changed for parent in PurePosixPath(path).parents} - {"."}
+    new = [parent for parent in parents if not any(path.startswith(f"{parent}/") for path in inventory.files)]
     return [f"{root}/{path}" for path in new] + [str(PurePosixPath(RECORD_PATH).parent)]
 
 
