@@ -29,7 +29,7 @@ def volume(real: Real) -> Iterator[LayerEntry]:
         yield LayerEntry(f"tests/{path.relative_to(TESTS).as_posix()}", path)
     for shared in SHARED:
         yield LayerEntry(shared, PROJECT / shared)
-    for name, file in check.pytest_files().items():
+    for name, file in check.pytest_files("hypothesis").items():
         yield LayerEntry(f"lib/{name}", file)
     for folder, files in (("tree", real.composed.files), ("upstream", pristine.files)):
         for name, data in files.items():
