@@ -28,7 +28,7 @@ class Real:
     image: Image
     engine: Engine
 
-    def check(self, image: Image, log: Path) -> CheckReport:
+    def check(self, image: Image, log: Path, checks: Path = check.CHECKS) -> CheckReport:
         """Run the checks in ``image``, which may differ from the sound one, against what the sound one must be."""
         self.engine.ensure_image(image, "planted", self.base.image)
         given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts()
@@ -37,7 +37,7 @@ class Real:
             image,
             given,
             self.composed.upstream,
-            check.CHECKS,
+            checks,
             subject=check.Subject(
                 self.base.kind,
                 self.base.image.digest,
