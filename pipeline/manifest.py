@@ -367,11 +367,17 @@ class Machine(Strict):
     restart: str
 
 
+class Common(Strict):
+    """What comes before the own entries of every profile; one of somebody else's image gets none of it."""
+
+    arguments: Flags = {}
+    resolved: dict[str, Any] = {}
+
+
 class Profiles(Strict):
     """``profiles.yaml``."""
 
-    common: Flags = {}
-    """Flags of every profile, before its own; an image of somebody else's gets none of them."""
+    common: Common = Common()
     profiles: dict[Name, Profile]
     default: Name | None = None
     default_why: str | None = None
@@ -382,7 +388,6 @@ class Profiles(Strict):
     @model_validator(mode="before")
     @classmethod
     def _with_common(cls, document: Any) -> Any:
-        """Put the ``common`` flags before the own ones of every profile that this line's image serves."""
         match document:
             case {"common": dict(common), "profiles": dict(rows)}:
                 return {**document, "profiles": {name: _merged(common, row) for name, row in rows.items()}}
@@ -411,12 +416,12 @@ class Profiles(Strict):
 
 
 def _merged(common: dict[str, Any], row: Any) -> Any:
-    match row:
-        case {"image": _}:
-            return row
-        case {"arguments": dict(own)}:
-            return {**row, "arguments": {**common, **own}}
-    return row
+    """A profile as written, with the common entries first; what has another form is left for the schema to refuse."""
+    if not isinstance(row, dict) or "image" in row:
+        return row
+    pairs = {key: (common.get(key), row.get(key, {})) for key in ("arguments", "resolved")}
+    merged = {key: {**a, **b} for key, (a, b) in pairs.items() if isinstance(a, dict) and isinstance(b, dict)}
+    return {**row, **merged}
 
 
 class LockedBase(Strict):
