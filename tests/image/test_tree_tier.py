@@ -13,8 +13,11 @@ from tests.image.conftest import Real
 
 TESTS = PROJECT / "tests" / "tree"
 MODULES = sorted(path.stem for path in TESTS.glob("test_*.py"))
-SHARED = [f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")]
-"""Rules of the checkpoint gate, which a test there holds against the tree's own."""
+SHARED = [
+    "pipeline/pool_sizes.py",
+    *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
+]
+"""Capacity arithmetic and rules of the checkpoint gate, which tests there hold against the tree's own."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
