@@ -197,6 +197,8 @@ class FakeImage:
                 },
             },
             "architectures": {"NewDraft": {"file": "sglang/srt/models/draft.py", "why": "", "must_have": ["Selector"]}},
+            "profiles": {},
+            "configs": {},
             "features": [
                 {
                     "id": "beta",
@@ -265,7 +267,7 @@ class FakeImage:
                     check(given, Verdict(properties))
                 except pytest.fail.Exception as failure:
                     failures.append(str(failure))
-                row.note(dict(properties))
+                row.note(properties)
                 name = check.__name__.removeprefix("test_")
                 rows[name] = row.close(name, "never ran")
         return Report(rows, "", 0, "\n".join(failures))
