@@ -9,12 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-
+from pipeline import recipe
 from pipeline.checkpoint import mtp_head
 from pipeline.checkpoint.naming import MTP_PREFIX, module_of, on_disk
 from pipeline.checkpoint.rule import Case, Role, Undecided
 from pipeline.errors import CheckpointError
-from pipeline import recipe
 from pipeline.manifest import Line
 from pipeline.recipe import Recipe
 from pipeline.templates import render
@@ -56,6 +55,7 @@ def section(line: Line, case: Case, repository: str) -> str:
             role=case.role,
             line=line,
             served=served(line, repository, case.role),
+            card=recipe.FORMATS["model-card"],
         )
     except Undecided as error:
         raise CheckpointError(f"config.json: {error}", do="publish in a format that the gate decides") from error

@@ -7,6 +7,7 @@ Three files: ``release.yaml`` (what goes into the image), ``profiles.yaml`` (how
 
 import datetime
 import difflib
+import json
 import re
 from collections.abc import Hashable, Iterator
 from pathlib import Path, PurePosixPath
@@ -206,6 +207,11 @@ class Release(Strict):
         return self
 
     @property
+    def variables(self) -> dict[str, str]:
+        """What the image sets."""
+        return {name: entry.value for name, entry in self.environment.items()}
+
+    @property
     def created(self) -> str:
         """The release date as RFC 3339, for image configs."""
         return datetime.datetime.strptime(self.release, "%Y%m%d").strftime("%Y-%m-%dT00:00:00Z")
@@ -236,6 +242,8 @@ class PublishedImage(Strict):
     repository: str
     tag: str
     digest: Digest
+    python: str
+    """Name of its interpreter, as its own instructions call it."""
 
 
 class Profile(Strict):
@@ -298,10 +306,21 @@ class Profile(Strict):
     @property
     def argv(self) -> list[str]:
         """The words after ``python3 -m sglang.launch_server``, without host and port."""
-        words: list[str] = []
-        for name, value in self.flags.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return words
+        return words_of(self.flags)
+
+    @property
+    def graph_batches(self) -> tuple[int, ...]:
+        """Batch sizes of the decode graphs; none where decode graphs are off, as they are by default on XPU."""
+        decode = json.loads(str(self.arguments.get("cuda-graph-config", "{}"))).get("decode", {})
+        return tuple(decode.get("bs", ())) if decode.get("backend") == "full" else ()
+
+
+def words_of(flags: Flags) -> list[str]:
+    """Flags as words of a command line."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
 
 
 def _without(mapping: dict[str, Flag], names: dict[str, Flag]) -> dict[str, Flag]:
@@ -367,6 +386,38 @@ class Machine(Strict):
     restart: str
 
 
+class TargetShape(Strict):
+    """Dimensions of the target's language model, and what its checkpoint weighs."""
+
+    layers: int
+    full_attention_every: int
+    """Every so-manyth layer has full attention and a KV cache; the others a recurrent state."""
+    kv_heads: int
+    head_dim: int
+    linear_key_heads: int
+    linear_value_heads: int
+    linear_key_dim: int
+    linear_value_dim: int
+    conv_taps: int
+    weights_gib: float
+
+
+class DraftShape(Strict):
+    """Dimensions of the DFlash2 draft, and what its checkpoint weighs."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    weights_gib: float
+
+
+class Shapes(Strict):
+    """What the capacity arithmetic counts with."""
+
+    target: TargetShape
+    draft: DraftShape
+
+
 class Common(Strict):
     """What comes before the own entries of every profile; one of somebody else's image gets none of it."""
 
@@ -383,6 +434,7 @@ class Profiles(Strict):
     default_why: str | None = None
     choices: tuple[Choice, ...] = ()
     machine: Machine | None = None
+    shapes: Shapes | None = None
     draft_1m: Draft1M | None = None
 
     @model_validator(mode="before")
@@ -409,6 +461,18 @@ class Profiles(Strict):
             if (profile.draft, profile.draft_revision) != (source.repository, source.revision):
                 raise ValueError(f"draft_1m.source is not the draft of the profile {self.draft_1m.profile!r}")
         return self
+
+    def named(self, name: str) -> Profile:
+        """A profile.
+
+        Raises:
+            ManifestError: there is none of that name.
+        """
+        if name not in self.profiles:
+            raise ManifestError(
+                f"no profile {name!r}", found=", ".join(self.profiles) or "none", do="build.py recipe --list"
+            )
+        return self.profiles[name]
 
     def is_derived(self, name: str) -> bool:
         """Whether the profile's draft is made by ``build.py draft-1m`` instead of downloaded."""

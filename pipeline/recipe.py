@@ -13,24 +13,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
 from rich.table import Table
 
-from pipeline import capacity, release, release_record
+from pipeline import capacity, pool_sizes, release, release_record
 from pipeline.errors import ManifestError
 from pipeline.files import PROJECT
-from pipeline.manifest import Graphs, Line, Machine, Profile, Release
+from pipeline.manifest import Graphs, Line, Machine, Profile, words_of
 from pipeline.templates import render
 
 PLACEHOLDER = "registry.example/sglang-xpu"
 """Repository of a recipe for an image that is not released yet: a name that no resolver knows (RFC 2606)."""
-LAUNCH = ("python3", "-m", "sglang.launch_server")
+LAUNCH = ("-m", "sglang.launch_server")
 WIDTH = 110
 """Columns at which a command goes on in the next line."""
 RENDER_GROUP = '"$(getent group render | cut -d: -f3)"'
 HEALTH = "/health"
+PROBE = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+"""Nothing in it means anything to a shell inside double quotes."""
 
 
 class Shell(str):
@@ -69,15 +72,19 @@ class Recipe:
         return f"http://127.0.0.1:{self.machine.port}"
 
     @property
+    def python(self) -> str:
+        """The interpreter's name in the image."""
+        return self.profile.image.python if self.profile.image else "python3"
+
+    @property
     def launch(self) -> list[str]:
         """The whole command inside the container."""
-        return [*LAUNCH, *self.profile.argv, "--host", "0.0.0.0", "--port", str(self.machine.port)]
+        return [self.python, *LAUNCH, *self.profile.argv, "--host", "0.0.0.0", "--port", str(self.machine.port)]
 
     @property
     def health(self) -> list[str]:
         """Readiness probe, run in the container: the image need not hold curl. It asks for no token."""
-        code = f"import urllib.request as r; r.urlopen('{self.url}{HEALTH}', timeout=5)"
-        return [LAUNCH[0], "-c", code]
+        return [self.python, "-c", PROBE, self.url + HEALTH]
 
     @property
     def folders(self) -> dict[str, str]:
@@ -104,7 +111,7 @@ class Recipe:
     @property
     def at_once(self) -> int:
         """Requests that run at the same time; further ones wait."""
-        return capacity.running_requests(self.profile)
+        return self.serving.running
 
     @property
     def graphs(self) -> Graphs:
@@ -133,22 +140,53 @@ class Recipe:
         options += [("--ulimit", f"{name}={value}") for name, value in machine.ulimits.items()]
         options += [("-p", f"{machine.port}:{machine.port}")]
         options += [("-e", f"{name}={value}") for name, value in self.profile.environment.items()]
-        options += [("--health-cmd", shlex.join(self.health)), ("--health-start-period", "60m")]
+        options += [
+            ("--health-cmd", f'{self.python} -c "{PROBE}" {self.url}{HEALTH}'),
+            ("--health-start-period", "60m"),
+        ]
         options += [("--mount", mount(folder, inside)) for inside, folder in self.folders.items()]
         launch = [*_options(self.profile.argv), ("--host", "0.0.0.0"), ("--port", str(machine.port))]
         lines = [("docker run", options, "  "), (quote(self.image.text), (), "  ")]
         text = [wrapped(Shell(head), groups, indent) for head, groups, indent in lines]
-        return " \\\n  ".join([*text, wrapped(Shell(shlex.join(LAUNCH)), launch, "    ")])
+        return " \\\n  ".join([*text, wrapped(Shell(shlex.join([self.python, *LAUNCH])), launch, "    ")])
 
     def shell(self, words: Words) -> str:
         """Words as a shell reads them; for the templates."""
         return " ".join(map(quote, words))
 
-    def without_draft(self) -> str:
+    @property
+    def without_draft(self) -> list[str]:
         """The flags that take the place of the ``speculative-*`` ones when the draft is left out."""
-        profile = self.profile.model_copy(update={"arguments": self.profile.without_draft})
-        words = profile.argv[: -2 * 3]  # all but the three sizes, which stay
-        return self.shell(words)
+        return words_of(self.profile.without_draft)
+
+    @property
+    def branches(self) -> list[tuple[str, str]]:
+        """Checkpoints whose revision is no commit, so that it may name other bytes tomorrow."""
+        pairs = [(self.profile.target, self.profile.target_revision)]
+        return [pair for pair in pairs if not re.fullmatch(r"[0-9a-f]{40}", pair[1])]
+
+    @property
+    def text_only(self) -> bool:
+        return self.profile.image is None and bool(self.profile.flags.get("language-only"))
+
+    @property
+    def slots_each(self) -> int:
+        """State slots that a running request takes."""
+        return pool_sizes.slots_per_request(self.serving.strategy)
+
+    @property
+    def serving(self) -> pool_sizes.Serving:
+        return capacity.serving(self.profile, self.line.release.variables)
+
+    @property
+    def request(self) -> str:
+        """One chat request, with time for the kernels that it may have to compile."""
+        message = {"role": "user", "content": "Write a haiku about a memory pool."}
+        model = self.profile.flags["served-model-name"]
+        body = json.dumps({"model": model, "messages": [message], "max_tokens": 512})
+        options = [("--fail-with-body",), ("--max-time", "1800"), (f"{self.url}/v1/chat/completions",)]
+        options += [("--header", "Content-Type: application/json"), ("--data", body)]
+        return wrapped(Shell("curl"), options, "  ")
 
     @property
     def compose(self) -> str:
@@ -281,11 +319,10 @@ def graph_decisions(profile: Profile, environment: Mapping[str, str]) -> Graphs:
 
     Target: ``cuda_graph_config.decode.backend``, which XPU honours for ``full`` only (``handle_xpu_backends``).
     Draft: the same setting (``_capture_cuda_graphs`` of ``EAGLEWorkerV2``, ``init_cuda_graphs`` of ``DFlashWorkerV2``)
-    unless ``SGLANG_DFLASH_DISABLE_DRAFT_GRAPH``. Selector: folded into the draft's graph (``_maybe_build_draft_sampler``)
-    unless ``SGLANG_DFLASH_EAGER_DRAFT_SAMPLER``.
+    unless ``SGLANG_DFLASH_DISABLE_DRAFT_GRAPH``. Selector: in the draft's graph (``_maybe_build_draft_sampler``) unless
+    ``SGLANG_DFLASH_EAGER_DRAFT_SAMPLER``.
     """
-    config = json.loads(str(profile.flags.get("cuda-graph-config", "{}")))
-    captured = config.get("decode", {}).get("backend") == "full"
+    captured = bool(profile.graph_batches)
     algorithm = profile.flags.get("speculative-algorithm")
 
     def decide(there: bool, *switches: str) -> Any:
@@ -311,8 +348,8 @@ def make(
     *,
     repository: str = PLACEHOLDER,
     render_group: str | None = None,
+    machine: Mapping[str, Any] = MappingProxyType({}),
     project: Path = PROJECT,
-    **machine: Any,
 ) -> Recipe:
     """The recipe of a profile.
 
@@ -324,14 +361,12 @@ def make(
         ManifestError: the line has no such profile, or says nothing about the machine.
     """
     profiles = line.profiles
-    if name not in profiles.profiles:
-        raise ManifestError(f"no profile {name!r} in line {line.name}", found=", ".join(profiles.profiles) or "none")
+    profile = profiles.named(name)
     if profiles.machine is None:
         raise ManifestError(f"{line.folder}/profiles.yaml: no machine", do="say what a container gets of it")
     given = {key: value for key, value in machine.items() if value is not None}
     if broken := [value for value in (*given.values(), render_group) if re.search(r"[\n\r\0]", str(value))]:
         raise ManifestError(f"{broken[0]!r}: a line break", do="rename the folder")
-    profile = profiles.profiles[name]
     return Recipe(
         line,
         name,
@@ -373,14 +408,14 @@ def table(line: Line) -> Table:
     return result
 
 
-def defaults(line_release: Release) -> dict[str, str]:
-    """Variables that the line's image sets."""
-    return {name: entry.value for name, entry in line_release.environment.items()}
+def choices(line: Line, link: Callable[[str], str] = lambda name: f"[{name}]({name}.md)") -> str:
+    """The table that helps to choose; ``link`` writes a profile's name."""
+    return render("choices.md.j2", profiles=line.profiles, link=link)
 
 
 FORMATS: dict[str, Callable[[Recipe], str]] = {
     "docker-run": lambda recipe: render("docker-run.sh.j2", recipe=recipe),
-    "registry-page": lambda recipe: render("registry-page.md.j2", recipe=recipe),
+    "registry-page": lambda recipe: render("registry-page.md.j2", recipe=recipe, choices=choices(recipe.line)),
     "compose": lambda recipe: recipe.compose,
     "model-card": lambda recipe: render("model-card-profile.md.j2", recipe=recipe),
     "json": lambda recipe: json.dumps(recipe.as_json(), indent=2, ensure_ascii=False) + "\n",
