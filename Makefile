@@ -22,7 +22,7 @@ checkpoint:
 	$(BUILD) checkpoint $(or $(SOURCE),$(error say which: make checkpoint SOURCE=owner/name@revision)) --role $(or $(ROLE),target) --line $(LINE) $(ARGS)
 
 test:
-	$(BUILD) setup --dev && $(DEV) -m pytest
+	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2 --dist loadgroup
 
 lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy
