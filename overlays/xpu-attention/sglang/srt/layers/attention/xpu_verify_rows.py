@@ -1,14 +1,13 @@
 """Verify a linear draft on Intel XPU as rows of one query each.
 
 sgl-kernel-xpu's ``flash_attn_with_kvcache`` takes its decode kernel, which splits the keys of a long request over the
-device, only for ``max_seqlen_q == 1``. A verification of N tokens per request is one call with N queries per request,
-so it takes a prefill kernel, whose time grows with the length of the request, whatever ``num_splits`` says.
+device, only for ``max_seqlen_q == 1``. A verification of N tokens per request is one call with N queries per request:
+it takes a prefill kernel, whose time grows with the length of the request, whatever ``num_splits`` says.
 
-Causality says nothing but: query j of N, at the end of L keys, sees the first L - N + 1 + j of them. So one request with
-N queries is N requests with one query, over the same pages and with lengths of their own. All functions here state
-metadata in that form. It holds for causal attention with or without a sliding window to the left, which follows the
-query, and for nothing else: not for a tree, whose branches share positions, and not for a draft block whose layers look
-both ways.
+With causality, query j of N at the end of L keys sees the first L - N + 1 + j of them. So one request with N queries
+is N requests with one query, over the same pages and with lengths of their own; this module states metadata that way.
+It holds for causal attention, also with a sliding window to the left, which follows the query, and for nothing else:
+not for a tree, whose branches share positions, and not for a draft block whose layers look both ways.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-
 from sglang.srt.layers.attention.local_attention import LocalAttentionMetadata
 from sglang.srt.speculative.spec_info import SpecInputType
 
@@ -92,9 +90,7 @@ def _local_as_rows(local: LocalAttentionMetadata, num_rows: int) -> LocalAttenti
     )
 
 
-def _rows(
-    cu_seqlens_q: torch.Tensor, cache_seqlens: torch.Tensor, num_rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows(cu_seqlens_q: torch.Tensor, cache_seqlens: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For each query, the entry of the batch that it belongs to and the number of keys that it sees there."""
     queries = cu_seqlens_q.diff()
     owner = torch.repeat_interleave(queries, output_size=num_rows)
