@@ -371,7 +371,7 @@ def width(case: Case) -> dict[str, Any]:
         slots = torch.zeros(1, 1, dtype=torch.int32).expand(REQUESTS, case["context"] + extra)
         pool = Pool(PAGE, KEY_HEADS, torch.float64)
         backend = xpu_backend.XPUAttentionBackend(
-            model_runner(pool, slots, heads=HEADS, context_len=case["context"], page_size=PAGE)
+            model_runner(pool, slots, heads=HEADS, context_len=case["context"], **case.get("runner", {}))
         )
         backend.init_cuda_graph_state(MAX_BS, MAX_BS * case["tokens"])
         return {"extra": extra, "page_table": list(backend.decode_cuda_graph_metadata["page_table"].shape)}
