@@ -258,7 +258,7 @@ def test_only_the_xpu_backend_knows_of_rows(composed: Tree) -> None:
 
 
 def at_import(module: ast.Module) -> list[str]:
-    """The statements that run when a module is imported, without the bodies of functions."""
+    """The statements that run when a module is imported, without the bodies of functions and classes."""
     return [ast.unparse(node) for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
