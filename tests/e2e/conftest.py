@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch  # type: ignore[import-not-found]  # in the base image only
 
 from tests.e2e.support import tiny_models
 from tests.e2e.support.engines import Engines
@@ -38,6 +39,7 @@ def _trees() -> tuple[Path, Path]:
 def pytest_configure() -> None:
     """Refuse a run without both trees before it collects anything."""
     _trees()
+    torch.set_num_threads(1)  # the engines have the cores
 
 
 @pytest.fixture(scope="session")

@@ -365,4 +365,3 @@ def make(folder: Path, s: Shape = Shape()) -> None:
     words = language(s)
     save(folder / "target", target_tensors(s, words), target_config(s))
     save(folder / "draft", draft_tensors(s, words), draft_config(s))
-
