@@ -4,7 +4,7 @@ LINE ?= qwen3.8-27b
 BUILD = $(PYTHON) build.py
 DEV = .build/venv-dev/bin/python
 
-.PHONY: image check release recipes checkpoint test lint bench engine engine-stop clean
+.PHONY: image check release recipes checkpoint test test-e2e lint bench engine engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -23,6 +23,9 @@ checkpoint:
 
 test:
 	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2 --dist loadgroup
+
+test-e2e:
+	$(BUILD) setup --dev && $(DEV) -m pytest tests/image/test_e2e_tier.py
 
 lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy
