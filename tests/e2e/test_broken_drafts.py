@@ -1,4 +1,4 @@
-"""A draft with a tensor missing gives the right text, so only a refusal to start tells.
+"""A draft that is not whole gives the right text, so only a refusal to start tells.
 
 On the unpatched tree such engines start and answer with the very same ids; on ours they do not start.
 """
@@ -46,6 +46,7 @@ FAULTS = {
     "DFLASH without a convolution kernel": Fault(
         "DFLASH", tiny_models.drop("layers.4.mlp_conv.base_kernel"), "layers.4.mlp_conv.base_kernel"
     ),
+    "DFLASH2 under the classic class": Fault("DFLASH", tiny_models.declare("DFlashDraftModel"), "DFlashDraftModel"),
 }
 UNSEEN = ("MTP without fc", "DFLASH without a codebook")
 """Those that are also run on the unpatched tree."""

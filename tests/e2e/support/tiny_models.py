@@ -379,13 +379,14 @@ def save(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-Change = Callable[[Tensors], None]
+Change = Callable[[Tensors, dict[str, Any]], None]
+"""Changes a checkpoint's tensors and config in place."""
 
 
 def drop(name: str) -> Change:
     """Leave a tensor out."""
 
-    def change(tensors: Tensors) -> None:
+    def change(tensors: Tensors, _config: dict[str, Any]) -> None:
         del tensors[name]
 
     return change
@@ -394,15 +395,25 @@ def drop(name: str) -> Change:
 def zero(name: str) -> Change:
     """Fill a tensor with zeros."""
 
-    def change(tensors: Tensors) -> None:
+    def change(tensors: Tensors, _config: dict[str, Any]) -> None:
         tensors[name] = torch.zeros_like(tensors[name])
 
     return change
 
 
+def declare(architecture: str) -> Change:
+    """Name another class in the config."""
+
+    def change(_tensors: Tensors, config: dict[str, Any]) -> None:
+        config["architectures"] = [architecture]
+
+    return change
+
+
 def changed(source: Path, folder: Path, change: Change) -> Path:
-    """Write a checkpoint's copy with other tensors; returns its folder."""
+    """Write a changed copy of a checkpoint as a new folder; returns that."""
     tensors = load_file(source / WEIGHTS)
-    change(tensors)
-    save(folder, tensors, json.loads((source / CONFIG).read_text(encoding="utf-8")))
+    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    change(tensors, config)
+    save(folder, tensors, config)
     return folder
