@@ -83,3 +83,12 @@ def test_ours_does_not_start(engines: Engines, models: Models, tmp_path: Path, n
     refusal = engines.refusal(case(models, fault, tmp_path / "broken"))
     assert refusal.startswith("ValueError: ")
     assert fault.named in refusal
+
+
+def test_acceptance_tells_what_is_in_the_drafts_cache(engines: Engines, models: Models, reference: Reference) -> None:
+    """A window that ends before the token that the draft would copy: the text stays, the drafts are in vain."""
+    window = tiny_models.SHAPE.lag - 3
+    arguments = dflash(models.draft, speculative_draft_window_size=window)
+    ((row,),) = engines.run(Case({"model_path": str(models.target), **arguments}, [STEP])).steps
+    assert row["ids"] == reference.continued(PROMPT, TOKENS)
+    assert row["spec_accept_rate"] < COLLAPSED
