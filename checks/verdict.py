@@ -2,7 +2,7 @@
 
 import pytest
 
-PROBLEM, COUNT, PROOF = "problem", "problems", "proof"
+PROBLEM, COUNT, PROOF, NOTHING = "problem", "problems", "proof", "not_applicable"
 """Names of the properties by which run.py reads a verdict from pytest's reports."""
 
 SHOWN = 50
@@ -19,6 +19,10 @@ class Verdict:
     def problem(self, text: str) -> None:
         """Note one problem: what is wrong and where, what was expected, what was found."""
         self._problems.append(" ".join(text.split()))
+
+    def not_applicable(self, reason: str) -> None:
+        """Say in one line why there is nothing for this check to judge in this image, and which image it judges."""
+        self._properties.append((NOTHING, reason))
 
     def conclude(self, proof: str) -> None:
         """Fail with all problems, or else state in one line what was proven, with counts."""

@@ -223,7 +223,7 @@ def _show_report(report: Any, as_json: bool) -> None:
         console.out.print(report.image)
     if report.passed:
         return
-    bad = [row for row in report.checks if row.status != "passed"]
+    bad = [row for row in report.checks if not row.status.is_sound]
     if all(row.status == "not_run" for row in bad):
         raise EngineError(
             f"{report.image}: checks were not run", found=bad[0].reason, do="see docs/read-a-failed-check.md"
