@@ -387,7 +387,7 @@ def reference(line: Line, profile: Profile, repository: str, project: Path = PRO
         record = release_record.read(file)
         return Reference(f"{record.repository}@{record.image.digest}", None)
     warning = (
-        f"{tag} has no release record: the reference is a tag, which names no bytes; release it, then render again"
+        f"{tag} has no release record, so this is a tag, which names no bytes: render again once it is released"
     )
     return Reference(f"{repository}:{tag}", warning)
 
