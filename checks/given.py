@@ -89,6 +89,8 @@ class Profile:
 class Given:
     """Everything that the checks compare the image with."""
 
+    base_kind: str
+    """``cpu``, or ``published`` for a base from a registry."""
     package_root: Path
     record_path: Path
     record: dict[str, Any]
@@ -148,6 +150,7 @@ def load(folder: Path) -> Given:
 def _given(data: dict[str, Any], upstream: Path) -> Given:
     record, environment, leftovers = data["record"], data["environment"], data["leftovers"]
     return Given(
+        base_kind=data["base_kind"],
         package_root=Path(data["package_root"]),
         record_path=Path(data["record_path"]),
         record=record,

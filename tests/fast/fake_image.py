@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from checks import test_environment, test_features, test_leftovers, test_registry, test_tree
+from checks import test_environment, test_features, test_kernels, test_leftovers, test_registry, test_tree
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
@@ -113,6 +113,7 @@ RECORD = "share/record.json"
 CHECK_FUNCTIONS = (
     test_environment.test_environment,
     test_features.test_features,
+    test_kernels.test_kernels,
     test_leftovers.test_leftovers,
     test_registry.test_registry,
     test_tree.test_tree,
@@ -151,8 +152,9 @@ class Report:
 
     @property
     def statuses(self) -> dict[str, str]:
-        """Checks that did not pass, with their status."""
-        return {name: row["status"] for name, row in self.rows.items() if row["status"] != "passed"}
+        """Checks that say something against the image, with their status."""
+        sound = ("passed", "not_applicable")
+        return {name: row["status"] for name, row in self.rows.items() if row["status"] not in sound}
 
     def reason(self, name: str) -> str:
         """The reason of one check."""
@@ -177,6 +179,7 @@ class FakeImage:
             self.write(path, text)
         self.given = {
             "line": "fake",
+            "base_kind": "cpu",
             "package_root": str(self.root),
             "record_path": str(self.home / RECORD),
             "record": self._record(),

@@ -70,6 +70,8 @@ CASES = {
     "native-256k-mtp": serving(NATIVE, 48, dflash2=False),
     "native-256k-dflash2": serving(NATIVE, 48, dflash2=True),
     "1m-mtp": serving(EXTENDED, 8, dflash2=False),
+    "1m-dflash2": serving(EXTENDED, 8, dflash2=True, ring=True),
+    "1m-dflash2, 40 slots": serving(EXTENDED, 40, dflash2=True, ring=True),
     "1m shared indices": serving(EXTENDED, 8, dflash2=True),
     "lazy": serving(NATIVE, 48, dflash2=True, strategy="extra_buffer_lazy"),
 }

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
+from sglang.srt.environ import envs  # type: ignore[import-not-found]
 from sglang.srt.mem_cache import kv_cache_configurator, memory_pool  # type: ignore[import-not-found]
 from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig  # type: ignore[import-not-found]
 from sglang.srt.model_executor.model_runner_components.layer_setup import (  # type: ignore[import-not-found]
@@ -103,6 +104,8 @@ def stand_ins(case: Case) -> Iterator[Any]:
     # What the device "meta" lacks; nothing runs on it, so any module will do, and no kernel needs a warm-up.
     yield mock.patch.object(torch, "get_device_module", return_value=torch.cpu)
     yield mock.patch.object(memory_pool.MHATokenToKVPool, "_init_kv_copy_and_warmup")
+    if case["ring_rows"] is not None:
+        yield envs.SGLANG_DFLASH_PRIVATE_RING.override(True)
 
 
 def read(folder: Path, *, is_draft_model: bool = False) -> Any:
