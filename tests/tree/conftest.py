@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,3 +93,27 @@ def upstream() -> Tree:
     A test that expects a defect here fails on the day upstream has repaired it: then the patch can go.
     """
     return _trees()[1]
+
+
+@pytest.fixture(scope="session")
+def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, Any]]:
+    """Answers of a tree to the ``CASES`` of a module that names its driver as ``TOGETHER``.
+
+    All such modules share one process for each tree (``drivers/together.py``).
+    """
+    collected = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
+    modules = sorted((each for each in collected if hasattr(each, "TOGETHER")), key=lambda each: str(each.TOGETHER))
+    cases = [
+        {**case, "driver": each.TOGETHER, "name": f"{each.TOGETHER}/{case['name']}"}
+        for each in modules
+        for case in each.CASES
+    ]
+    answers: dict[str, dict[str, Any]] = {}
+
+    def measured(tree: Tree, driver: str) -> dict[str, Any]:
+        if tree.variable not in answers:
+            answers[tree.variable] = tree.measure("together", cases)
+        found = answers[tree.variable].items()
+        return {name.partition("/")[2]: answer for name, answer in found if name.startswith(f"{driver}/")}
+
+    return measured

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.tree.conftest import Tree
+
+    Together = Callable[[Tree, str], dict[str, Any]]
+
+TOGETHER = "block_fp8"
 
 OURS, UPSTREAM = "XPUBlockFp8ToBf16LinearMethod", "Fp8LinearMethod"
 SHAPES: dict[str, dict[str, Any]] = {
@@ -47,17 +53,16 @@ CASES = [
         for name, (xpu, switch, config) in OFF.items()
     ),
 ]
-DRIVER = "block_fp8"
 
 
 @pytest.fixture(scope="module")
-def ours(composed: Tree) -> dict[str, Any]:
-    return composed.measure(DRIVER, CASES)
+def ours(together: Together, composed: Tree) -> dict[str, Any]:
+    return together(composed, TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def theirs(upstream: Tree) -> dict[str, Any]:
-    return upstream.measure(DRIVER, CASES)
+def theirs(together: Together, upstream: Tree) -> dict[str, Any]:
+    return together(upstream, TOGETHER)
 
 
 @pytest.mark.parametrize("name", SHAPES)

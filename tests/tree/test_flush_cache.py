@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.tree.conftest import Tree
+
+    Together = Callable[[Tree, str], dict[str, Any]]
+
+TOGETHER = "flush_cache"
 
 OTHERS = ("cuda", "rocm", "npu", "musa", "cpu")
 # By owner: the caller asks nobody twice, and the draft's own pool comes last.
@@ -49,13 +55,13 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def ours(composed: Tree) -> dict[str, Any]:
-    return composed.measure("flush_cache", CASES)
+def ours(together: Together, composed: Tree) -> dict[str, Any]:
+    return together(composed, TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def theirs(upstream: Tree) -> dict[str, Any]:
-    return upstream.measure("flush_cache", CASES)
+def theirs(together: Together, upstream: Tree) -> dict[str, Any]:
+    return together(upstream, TOGETHER)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

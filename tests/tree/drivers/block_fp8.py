@@ -109,11 +109,9 @@ def sha256(value: torch.Tensor) -> str:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    os.environ.pop(SWITCH, None)
-    if case["switch"] is not None:
-        os.environ[SWITCH] = case["switch"]
     rank, size = case["tp"]
     with (
+        patch.dict(os.environ, {} if case["switch"] is None else {SWITCH: case["switch"]}),
         patch.object(fp8, "_is_xpu", case["xpu"]),
         patch.object(fp8_utils, "_is_xpu", case["xpu"]),
         get_parallel().override(tp_rank=rank, tp_size=size),

@@ -65,7 +65,6 @@ def captured() -> Any:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    pool.set_global_graph_memory_pool(None)
     backend = captured() if case["graphs"] else None
     platform = PLATFORMS[case["device"]]()
     calls = Mock()
@@ -77,6 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
     arguments = [] if case["empty_cache"] is None else [case["empty_cache"]]
     with patch.object(scheduler, "current_platform", platform):
         success = scheduler.Scheduler.flush_cache(calls.scheduler, *arguments)
+    pool.set_global_graph_memory_pool(None)
     return {
         "success": success,
         "calls": [call[0] for call in calls.method_calls],

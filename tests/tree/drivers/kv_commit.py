@@ -1,7 +1,7 @@
 """Commit draft keys and values into a real KV pool on a CPU, the device faked by the pool module's own flags.
 
-A case: ``name``; ``device`` ("xpu", "cuda", "hip", "npu" or "other"); ``heads``, ``dim`` and ``v_dim``; ``dtype`` of the
-rows and ``cache`` (the pool's type); ``commit`` (accepted rows by request) and ``block`` (rows by request);
+A case: ``name``; ``device`` ("xpu", "cuda", "hip", "npu" or "other"); ``heads``, ``dim`` and ``v_dim``; ``dtype`` of
+the rows and ``cache`` (the pool's type); ``commit`` (accepted rows by request) and ``block`` (rows by request);
 ``contiguous`` (whether the arguments are). Answer: how often the host had to ask which rows are valid (torch.nonzero),
 how often each writer ran, how many cache rows differ from a loop that writes the accepted ones alone, a digest of the
 cache, or the error.
