@@ -25,6 +25,7 @@ from checks import test_environment, test_features, test_leftovers, test_registr
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
+from pipeline import check_data
 from pipeline.check_data import CHECKS
 
 SOURCE = "source:sglang"
@@ -110,6 +111,8 @@ BASE = {
 }
 del BASE["sglang/srt/new.py"]
 RECORD = "share/record.json"
+ASK_SGLANG = ("test_imports.py", "test_quantization.py")
+"""Checks that start the image's SGLang in a process; test_checks_xpu.py gives them one."""
 CHECK_FUNCTIONS = (
     test_environment.test_environment,
     test_features.test_features,
@@ -217,6 +220,7 @@ class FakeImage:
                 "content": [{"pattern": r"torch\.profiler", "reason": "profiler"}],
             },
             "known_bad_environment": [{"name": "SLOW", "value": "^1$", "reason": "measured as slow"}],
+            "quantization": check_data.input_parts()["quantization"],
         }
         self.variables = {
             **self.given["environment"]["base"],
@@ -255,7 +259,7 @@ class FakeImage:
 
     def run(self) -> Report:
         """Run every check in this process: a hundred times faster than a start of Python and pytest for each fault."""
-        given = dataclasses.replace(load(self._write_volume()), environment=self.variables)
+        given = dataclasses.replace(load(self.write_volume()), environment=self.variables)
         rows, failures = {}, []
         with self._imports():
             for check in CHECK_FUNCTIONS:
@@ -272,7 +276,7 @@ class FakeImage:
 
     def start(self, checks: Mapping[str, str] | None = None) -> Report:
         """Run the volume's run.py in a process of its own; ``checks`` replaces the check files."""
-        volume = self._write_volume()
+        volume = self.write_volume()
         if checks is not None:
             for file in volume.glob("test_*.py"):
                 file.unlink()
@@ -284,10 +288,11 @@ class FakeImage:
         rows = {row["name"]: row for row in document["checks"]}
         return Report(rows, document["junit"], ended.returncode, ended.stderr)
 
-    def _write_volume(self) -> Path:
+    def write_volume(self) -> Path:
+        """Write what the check container would find below /checks, new each time."""
         volume = self.home / "checks"
         shutil.rmtree(volume, ignore_errors=True)
-        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__", *ASK_SGLANG))
         record = self.given.get("record", {"files": {}})
         for path, text in BASE.items():
             if record["files"].get(path, {}).get("patches"):

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
+STUBS = next(folder for folder in (HERE.parent / "stubs", HERE.parents[1] / "checks" / "stubs") if folder.is_dir())
+"""Stand-ins for packages, the same ones that the checks use; in the container they lie beside the tests."""
 DRIVER_TIMEOUT_SECONDS = 600
 
 
@@ -38,7 +40,7 @@ class Tree:
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
-        path = os.pathsep.join([str(self.root), str(HERE / "stubs")])
+        path = os.pathsep.join([str(self.root), str(STUBS)])
         outcome = subprocess.run(
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,

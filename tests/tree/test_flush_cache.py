@@ -47,10 +47,10 @@ def case(device: str, graphs: bool, empty_cache: bool | None, **changes: bool) -
     }
 
 
+STATES: tuple[dict[str, bool], ...] = ({}, {"draft": False}, {"idle": False})
 CASES = [
-    case(*each, **changes)
-    for each in product((*OTHERS, "xpu"), (False, True), ASKED)
-    for changes in ({}, {"draft": False}, {"idle": False})
+    case(device, graphs, empty_cache, **changes)
+    for device, graphs, empty_cache, changes in product((*OTHERS, "xpu"), (False, True), ASKED, STATES)
 ]
 
 
@@ -86,7 +86,7 @@ def test_upstream_clears_under_a_running_forward_and_returns_memory_beside_graph
 def test_other_devices_make_the_same_calls_as_upstream(
     ours: dict[str, Any], theirs: dict[str, Any], device: str, graphs: bool, empty_cache: bool | None
 ) -> None:
-    for changes in ({}, {"draft": False}, {"idle": False}):
+    for changes in STATES:
         key = name(device, graphs, empty_cache, **changes)
         assert ours[key] == theirs[key]
     assert (EMPTY in ours[name(device, graphs, empty_cache)]["calls"]) == ASKED[empty_cache]
