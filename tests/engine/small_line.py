@@ -23,6 +23,7 @@ from pipeline.oci import CONFIG_TYPE, Descriptor, Image, LayerEntry, digest_file
 from pipeline.registry import Registry, Repository
 from tests.engine.images import add_layer
 from tests.fast.builders import diff, make_commit, write_files, write_series
+from tests.fast.fake_image import ASK_SGLANG
 
 NAME = "small"
 SMALL = """\
@@ -290,6 +291,8 @@ def make(folder: Path, shared: Path, python_base: Image, python: str, address: s
     shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", *ours))
     line.scratch.mkdir()
     (folder / "checks" / "features.yaml").write_text(yaml.safe_dump(FEATURES))
+    for name in ASK_SGLANG:
+        (folder / "checks" / name).unlink()
     package_root = f"/usr/local/lib/{python}/dist-packages"
     tag = "cp" + python.removeprefix("python").replace(".", "")
     commit = make_commit(shared / "repository", {f"python/{path}": text for path, text in TREE.items()})

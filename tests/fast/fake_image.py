@@ -25,6 +25,7 @@ from checks import test_environment, test_features, test_kernels, test_leftovers
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
+from pipeline import check_data
 from pipeline.check_data import CHECKS
 
 SOURCE = "source:sglang"
@@ -110,6 +111,8 @@ BASE = {
 }
 del BASE["sglang/srt/new.py"]
 RECORD = "share/record.json"
+ASK_SGLANG = ("test_imports.py", "test_quantization.py")
+"""Checks that start the image's SGLang in a process; test_checks_xpu.py gives them one."""
 CHECK_FUNCTIONS = (
     test_environment.test_environment,
     test_features.test_features,
@@ -222,6 +225,7 @@ class FakeImage:
                 "content": [{"pattern": r"torch\.profiler", "reason": "profiler"}],
             },
             "known_bad_environment": [{"name": "SLOW", "value": "^1$", "reason": "measured as slow"}],
+            "quantization": check_data.input_parts()["quantization"],
         }
         self.variables = {
             **self.given["environment"]["base"],
@@ -260,7 +264,7 @@ class FakeImage:
 
     def run(self) -> Report:
         """Run every check in this process: a hundred times faster than a start of Python and pytest for each fault."""
-        given = dataclasses.replace(load(self._write_volume()), environment=self.variables)
+        given = dataclasses.replace(load(self.write_volume()), environment=self.variables)
         rows, failures = {}, []
         with self._imports():
             for check in CHECK_FUNCTIONS:
@@ -280,7 +284,7 @@ class FakeImage:
 
         Without it, those run that judge a tree of files; the others need the real SGLang.
         """
-        volume = self._write_volume()
+        volume = self.write_volume()
         judges = {f"{check.__name__}.py" for check in CHECK_FUNCTIONS} if checks is None else set()
         for file in volume.glob("test_*.py"):
             if file.name not in judges:
@@ -293,10 +297,11 @@ class FakeImage:
         rows = {row["name"]: row for row in document["checks"]}
         return Report(rows, document["junit"], ended.returncode, ended.stderr)
 
-    def _write_volume(self) -> Path:
+    def write_volume(self) -> Path:
+        """Write what the check container would find below /checks, new each time."""
         volume = self.home / "checks"
         shutil.rmtree(volume, ignore_errors=True)
-        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__", *ASK_SGLANG))
         record = self.given.get("record", {"files": {}})
         for path, text in BASE.items():
             if record["files"].get(path, {}).get("patches"):

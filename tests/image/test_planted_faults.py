@@ -19,6 +19,7 @@ from tests.image.conftest import Real, only
 ROOT = "usr/local/lib/python3.11/dist-packages"
 PATCHED = "sglang/srt/layers/attention/xpu_backend.py"
 DFLASH = "sglang/srt/models/dflash.py"
+COMPRESSED_TENSORS = "sglang/srt/layers/quantization/compressed_tensors"
 CACHE = "__pycache__/{}.cpython-311.pyc"
 
 
@@ -95,14 +96,14 @@ FAULTS = [
     Fault("patch-lost", frozenset({"features", "tree"}), "noncausal-window", reverted(PATCHED)),
     Fault(
         "classic-dflash-file",
-        frozenset({"registry", "tree"}),
+        frozenset({"imports", "registry", "tree"}),
         "DFlash2DraftModel",
         edited(DFLASH, b"class DFlash2DraftModel(DFlashDraftModel):", b"class DFlash1DraftModel(DFlashDraftModel):"),
     ),
     Fault(
         "dependency-missing",
-        frozenset({"registry", "tree"}),
-        "DFlash2DraftModel",
+        frozenset({"imports", "quantization", "registry", "tree"}),
+        "No module named 'torchvision'",
         lambda _: [whiteout(f"{ROOT}/torchvision")],
     ),
     Fault(
@@ -123,7 +124,33 @@ FAULTS = [
         "diagnostic-switch",
         frozenset({"leftovers", "tree"}),
         "SGLANG_DFLASH_DEBUG",
-        edited(PATCHED, b"from __future__", b'import os; os.environ.get("SGLANG_DFLASH_DEBUG")\nfrom __future__'),
+        edited(PATCHED, b"import torch\n", b'import torch\nimport os; os.environ.get("SGLANG_DFLASH_DEBUG")\n'),
+    ),
+    Fault(
+        "patch-that-imports-nothing-known",
+        frozenset({"imports", "tree"}),
+        "xpu_backend.py: cannot be imported as on an XPU: ModuleNotFoundError: No module named 'absent'",
+        edited(PATCHED, b"import torch\n", b"import torch\nimport absent\n"),
+    ),
+    Fault(
+        "asymmetric-weights-accepted",
+        frozenset({"quantization", "tree"}),
+        "{'symmetric': False}: expected an error that says 'symmetric', found XPUCompressedTensorsWNA16",
+        edited(
+            f"{COMPRESSED_TENSORS}/schemes/compressed_tensors_wNa16.py",
+            b"if not self.symmetric:\n            raise",
+            b"if False:\n            raise",
+        ),
+    ),
+    Fault(
+        "ignore-entries-not-matched",
+        frozenset({"quantization", "tree"}),
+        "the published ignore list: expected plain, found",
+        edited(
+            f"{COMPRESSED_TENSORS}/utils.py",
+            b"elif target == layer_name or layer_name",
+            b"elif layer_name",
+        ),
     ),
     Fault(
         "ipex-installed",

@@ -12,6 +12,7 @@ from pipeline.oci import LayerEntry
 from tests.image.conftest import Real
 
 TESTS = PROJECT / "tests" / "tree"
+STUBS = check.CHECKS / "stubs"
 MODULES = sorted(path.stem for path in TESTS.glob("test_*.py"))
 SHARED = [
     "pipeline/pool_sizes.py",
@@ -30,6 +31,8 @@ def volume(real: Real) -> Iterator[LayerEntry]:
     yield LayerEntry("run.py", TESTS / "run.py")
     for path in TESTS.rglob("*.py"):
         yield LayerEntry(f"tests/{path.relative_to(TESTS).as_posix()}", path)
+    for path in STUBS.rglob("*.py"):
+        yield LayerEntry(f"stubs/{path.relative_to(STUBS).as_posix()}", path)
     for shared in SHARED:
         yield LayerEntry(shared, PROJECT / shared)
     for name, file in check.pytest_files("hypothesis").items():

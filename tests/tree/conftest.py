@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from hypothesis import settings
 settings.register_profile("image", derandomize=True, deadline=None, database=None)
 settings.load_profile("image")
 HERE = Path(__file__).resolve().parent
+STUBS = next(folder for folder in (HERE.parent / "stubs", HERE.parents[1] / "checks" / "stubs") if folder.is_dir())
+"""Stand-ins for packages, the same ones that the checks use; in the container they lie beside the tests."""
 DRIVER_TIMEOUT_SECONDS = 600
 
 
@@ -41,7 +43,7 @@ class Tree:
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
-        path = os.pathsep.join([str(self.root), str(HERE / "stubs")])
+        path = os.pathsep.join([str(self.root), str(STUBS)])
         outcome = subprocess.run(
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,
@@ -96,3 +98,27 @@ def upstream() -> Tree:
     A test that expects a defect here fails on the day upstream has repaired it: then the patch can go.
     """
     return _trees()[1]
+
+
+@pytest.fixture(scope="session")
+def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, Any]]:
+    """Answers of a tree to the ``CASES`` of a module that names its driver as ``TOGETHER``.
+
+    All such modules share one process for each tree (``drivers/together.py``).
+    """
+    collected = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
+    modules = sorted((each for each in collected if hasattr(each, "TOGETHER")), key=lambda each: str(each.TOGETHER))
+    cases = [
+        {**case, "driver": each.TOGETHER, "name": f"{each.TOGETHER}/{case['name']}"}
+        for each in modules
+        for case in each.CASES
+    ]
+    answers: dict[str, dict[str, Any]] = {}
+
+    def measured(tree: Tree, driver: str) -> dict[str, Any]:
+        if tree.variable not in answers:
+            answers[tree.variable] = tree.measure("together", cases)
+        found = answers[tree.variable].items()
+        return {name.partition("/")[2]: answer for name, answer in found if name.startswith(f"{driver}/")}
+
+    return measured
