@@ -195,12 +195,12 @@ DEFAULTED = ("k_scale", "v_scale", "weight_shape")
 
 @pytest.fixture(scope="module")
 def ours(composed: Tree) -> dict[str, Any]:
-    return composed.measure("mtp_coverage", [*COMPLETE, *INCOMPLETE, DUMMY])
+    return composed.measure("draft_coverage", [*COMPLETE, *INCOMPLETE, DUMMY])
 
 
 @pytest.fixture(scope="module")
 def theirs(upstream: Tree) -> dict[str, Any]:
-    return upstream.measure("mtp_coverage", [*COMPLETE, *INCOMPLETE, DUMMY])
+    return upstream.measure("draft_coverage", [*COMPLETE, *INCOMPLETE, DUMMY])
 
 
 def unfilled(measured: dict[str, Any]) -> set[str]:

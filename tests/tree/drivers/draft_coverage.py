@@ -1,9 +1,9 @@
-"""Load MTP heads from small checkpoints that are complete or not.
+"""Load drafts from small checkpoints that are complete or not.
 
-A case: ``name``; ``config`` (config.json); ``tensors`` (name to [dtype, shape]); ``load_format``;
-``quantization`` (the flag); ``update`` (names that are loaded again afterwards, alone). Answer: ``error`` (text, or
-null); ``unfilled`` (parameters with an element that nothing wrote); ``digest`` of the parameters; ``updated`` (whether
-the update took, or its error).
+A case: ``name``; ``config`` (config.json); ``tensors`` (name to [dtype, shape] or [dtype, shape, value]);
+``load_format``; ``quantization`` (the flag); ``update`` (names that are loaded again afterwards, alone). Answer:
+``error`` (text, or null); ``unfilled`` (parameters with an element that nothing wrote); ``shapes`` and ``digest`` of the
+parameters; ``updated`` (whether the update took, or its error).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from . import loading
 from .answer import Case, answer
 
 
-def tensor(dtype: str, shape: list[int]) -> torch.Tensor:
-    """Small values that repeat from run to run, none of them zero."""
+def tensor(dtype: str, shape: list[int], value: float | None = None) -> torch.Tensor:
+    """One value, or small ones that repeat from run to run, none of them zero."""
+    if value is not None:
+        return torch.full(shape, value, dtype=getattr(torch, dtype))
     count = torch.tensor(shape).prod()
     return (torch.arange(count) % 7 + 1).reshape(shape).to(getattr(torch, dtype))
 
@@ -36,7 +38,12 @@ def measure(case: Case) -> dict[str, Any]:
     tensors = {name: tensor(*entry) for name, entry in case["tensors"].items()}
     with loading.one_rank():
         loaded = loading.load(case["config"], tensors, case.get("load_format", "auto"), case.get("quantization"))
-        result: dict[str, Any] = {"error": loaded.error, "unfilled": loaded.unfilled(), "digest": loaded.digest()}
+        result: dict[str, Any] = {
+            "error": loaded.error,
+            "unfilled": loaded.unfilled(),
+            "shapes": {name: list(param.shape) for name, param in loaded.model.named_parameters()},
+            "digest": loaded.digest(),
+        }
         if "update" in case:
             result["updated"] = update(loaded.model, {name: tensors[name] for name in case["update"]})
     return result
