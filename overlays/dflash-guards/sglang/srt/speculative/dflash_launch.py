@@ -82,14 +82,18 @@ def _architecture_problems(declared: str, expected: str) -> Iterator[str]:
 
 
 def _flag_problems(draft: Any, cfg: Any) -> Iterator[str]:
-    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+    from sglang.srt.speculative.dflash_utils import (
+        get_dflash_attention_sliding_window_size,
+        parse_dflash_draft_config,
+    )
 
     block = parse_dflash_draft_config(draft_hf_config=draft).block_size
     if block is not None and block != int(cfg.speculative_num_draft_tokens):
         yield f"its block_size is {block}, and --speculative-num-draft-tokens is {cfg.speculative_num_draft_tokens}"
-    window, flag = _text(draft, "sliding_window"), cfg.speculative_draft_window_size
-    if flag is not None and window != flag:
-        yield f"its sliding_window is {window}, and --speculative-draft-window-size is {flag}"
+    left, flag = get_dflash_attention_sliding_window_size(draft), cfg.speculative_draft_window_size
+    # That is the part left of the token itself; a draft without such layers declares no window.
+    if None not in (left, flag) and left + 1 != flag:
+        yield f"its sliding_window is {left + 1}, and --speculative-draft-window-size is {flag}"
 
 
 def _target_problems(draft: Any, target: Any) -> Iterator[str]:
