@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from checks import test_environment, test_features, test_leftovers, test_registry, test_tree
+from checks import test_environment, test_features, test_leftovers, test_registry, test_startup, test_tree
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
@@ -115,6 +115,7 @@ CHECK_FUNCTIONS = (
     test_features.test_features,
     test_leftovers.test_leftovers,
     test_registry.test_registry,
+    test_startup.test_startup,
     test_tree.test_tree,
 )
 
