@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from checks import test_environment, test_features, test_kernels, test_leftovers, test_registry, test_tree
+from checks import test_environment, test_features, test_kernels, test_leftovers, test_registry, test_startup, test_tree
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
@@ -111,14 +111,15 @@ BASE = {
 }
 del BASE["sglang/srt/new.py"]
 RECORD = "share/record.json"
-ASK_SGLANG = ("test_imports.py", "test_quantization.py")
-"""Checks that start the image's SGLang in a process; test_checks_xpu.py gives them one."""
+ASK_SGLANG = ("test_imports.py", "test_launch.py", "test_quantization.py", "test_serve.py")
+"""Checks that start the image's SGLang in a process; test_checks_xpu.py and test_checks_serve.py give them one."""
 CHECK_FUNCTIONS = (
     test_environment.test_environment,
     test_features.test_features,
     test_kernels.test_kernels,
     test_leftovers.test_leftovers,
     test_registry.test_registry,
+    test_startup.test_startup,
     test_tree.test_tree,
 )
 
@@ -280,17 +281,13 @@ class FakeImage:
         return Report(rows, "", 0, "\n".join(failures))
 
     def start(self, checks: Mapping[str, str] | None = None) -> Report:
-        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files.
-
-        Without it, those run that judge a tree of files; the others need the real SGLang.
-        """
+        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files."""
         volume = self.write_volume()
-        judges = {f"{check.__name__}.py" for check in CHECK_FUNCTIONS} if checks is None else set()
-        for file in volume.glob("test_*.py"):
-            if file.name not in judges:
+        if checks is not None:
+            for file in volume.glob("test_*.py"):
                 file.unlink()
-        for name, text in (checks or {}).items():
-            (volume / name).write_text(text)
+            for name, text in checks.items():
+                (volume / name).write_text(text)
         command = [sys.executable, "-s", "-B", str(volume / "run.py")]
         ended = subprocess.run(command, env=self.variables, capture_output=True, text=True, cwd="/", check=False)
         document = json.loads(ended.stdout)

@@ -112,7 +112,7 @@ def test_input_that_lacks_a_key(image: FakeImage, key: str) -> None:
 
 def test_sound_image(image: FakeImage) -> None:
     report = image.start()
-    assert list(report.rows) == ["environment", "features", "kernels", "leftovers", "registry", "tree"]
+    assert list(report.rows) == ["environment", "features", "kernels", "leftovers", "registry", "startup", "tree"]
     assert report.statuses == {}, report.stderr
     assert report.returncode == 0
 
