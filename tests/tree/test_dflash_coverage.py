@@ -6,6 +6,7 @@ the class when it builds itself.
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +72,15 @@ def test_the_parameters_alone_would_not_tell(theirs: dict[str, Any]) -> None:
     """Why the payload is judged: a tensor that never came leaves a parameter as the class made it."""
     assert theirs[f"DFLASH without {PROJECTION}"]["unfilled"] == [PROJECTION]
     assert theirs[f"DFLASH zero {PROJECTION}"]["unfilled"] == []
+
+
+@pytest.mark.parametrize(
+    "module", ["model_loader/load_coverage", "speculative/dflash_coverage", "speculative/dflash_launch"]
+)
+def test_no_refusal_rests_on_an_assertion(composed: Tree, module: str) -> None:
+    """``python -O`` leaves assertions out."""
+    source = ast.parse(composed.source(f"sglang/srt/{module}.py"))
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(source))
 
 
 @pytest.mark.parametrize("name", ["complete", "classic", "dummy"])

@@ -49,7 +49,7 @@ def check_launch(server_args: Any, cfg: Any) -> None:
     problems = [*_architecture_problems(declared, expected)]
     if not problems:
         problems = [*_flag_problems(draft, cfg), *_target_problems(draft, model_config_of(server_args).hf_text_config)]
-    _refuse(cfg.speculative_draft_model_path, problems)
+    _refuse(cfg.speculative_draft_model_path, problems, expected)
 
 
 def check_draft_model(model: Any, target_config: Any) -> None:
@@ -72,7 +72,7 @@ def check_draft_model(model: Any, target_config: Any) -> None:
         rows, tokens = int(model.config.vocab_size), int(target_config.vocab_size)
         if rows < tokens:
             problems.append(f"its codebooks have {rows} rows, and the target has {tokens} tokens")
-    _refuse(type(model).__name__, problems)
+    _refuse(type(model).__name__, problems, expected)
 
 
 def _architecture_problems(declared: str, expected: str) -> Iterator[str]:
@@ -122,9 +122,10 @@ def _text(config: Any, key: str) -> Any:
     return getattr(getattr(config, "text_config", config), key, None)
 
 
-def _refuse(draft: str, problems: list[str]) -> None:
+def _refuse(draft: str, problems: list[str], expected: str) -> None:
     if problems:
+        otherwise = ", or empty SGLANG_DFLASH_EXPECTED_ARCHITECTURE to serve what can run" if expected else ""
         raise ValueError(
-            f"DFLASH draft {draft}: {'; '.join(problems)}. Use the draft that was trained for this target "
-            "and launch it as it was trained."
+            f"DFLASH draft {draft}: {'; '.join(problems)}. Use the draft that was trained for this target and launch "
+            f"it as it was trained{otherwise}."
         )
