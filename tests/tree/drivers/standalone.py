@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.machinery
 import os
 import re
 import sys
@@ -27,13 +26,19 @@ HELPERS: dict[str, dict[str, Any]] = {
     "sglang.srt.utils.common": {
         "torch_release": tuple(Version(torch.__version__).release),
     },
+    "sglang.srt.runtime_context": {name: None for name in ("get_schedule", "get_spec")},
     "sglang.srt.utils": {
-        "cpu_has_amx_support": lambda: False,
+        "async_h2d": lambda values, dtype, device: torch.tensor(values, dtype=dtype, device=device),
+        "get_device_core_count": lambda: torch.cuda.get_device_properties(0).multi_processor_count,
+        "get_device_sm": lambda: 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1],
         "is_cpu": lambda: False,
         "is_cuda": torch.cuda.is_available,
+        "is_gfx95_supported": lambda: False,
+        "is_gfx1250_supported": lambda: False,
         "is_hip": lambda: torch.version.hip is not None,
         "is_musa": lambda: False,
         "is_npu": lambda: False,
+        "is_sm90_supported": lambda: torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9,
         "is_xpu": torch.xpu.is_available,
     },
     "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: False},
@@ -67,26 +72,34 @@ def _only(root: Path, packages: set[str]) -> Iterator[None]:
 
 
 def kernel_module(root: Path, path: str) -> Any:
-    """The module in ``root / path`` (``sglang/kernels/....py``), imported from that tree alone.
+    """The module in ``root / path`` (``sglang/....py``), imported from that tree alone.
 
     Raises ImportError when it needs more of SGLang than kernel files and ``HELPERS``.
     """
-    name = path.removesuffix(".py").replace("/", ".")
-    folders = {parent.relative_to(root) for parent in (root / "sglang/kernels").rglob("*") if parent.is_dir()}
-    packages = {"sglang", "sglang.kernels", "sglang.srt", *(folder.as_posix().replace("/", ".") for folder in folders)}
-    with _only(root, packages):
-        module = importlib.import_module(name)
+    folders = [folder for folder in (root / "sglang/kernels").rglob("*") if folder.is_dir()]
+    folders += [root / "sglang/kernels", *(root / path).parents]
+    inside = {folder.relative_to(root).as_posix() for folder in folders if folder.is_relative_to(root / "sglang")}
+    with _only(root, {name.replace("/", ".") for name in inside | {"sglang/srt"}}):
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     assert Path(str(module.__file__)) == root / path
     return module
 
 
-def function(root: Path, path: str, name: str, names: dict[str, Any]) -> Any:
-    """One function of a file that cannot be imported alone; ``names`` is all that it may refer to."""
-    source = (root / path).read_text(encoding="utf-8")
-    found = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
-    assert len(found) == 1, f"{path}: expected one function {name}, found {len(found)}"
-    found[0].decorator_list = []
-    code = compile(ast.Module(body=list(found), type_ignores=[]), str(root / path), "exec")
-    space = dict(names)
-    exec(code, space)
-    return space[name]
+def function(root: Path, path: str, name: str, names: dict[str, Any], without: tuple[str, ...] = ()) -> Any:
+    """One function or ``Class.method`` of a file that cannot be imported alone; ``names`` is all it may refer to.
+
+    Decorators are dropped, and so is each ``if`` of the body whose condition is in ``without``.
+    """
+    body: list[ast.stmt] = ast.parse((root / path).read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
+        assert len(found) == 1, f"{path}: expected one {name}, found {len(found)}"
+        body = found[0].body
+    node = found[0]
+    kept = [each for each in node.body if not (isinstance(each, ast.If) and ast.unparse(each.test) in without)]
+    assert len(kept) == len(node.body) - len(without), f"{path}: {name} has no `if {without}`"
+    node.body, node.decorator_list = kept, []
+    space = {"__annotations__": {}, "Optional": Any, **names}
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module(body=[*future, node], type_ignores=[]), str(root / path), "exec"), space)
+    return space[node.name]

@@ -1,0 +1,132 @@
+"""Pack what ``make gpu-test`` and ``make gpu-bench`` need into one small archive, for a machine without this project.
+
+It holds the tests, the benchmark, and of both trees, ours and upstream's, the kernel files that they import, followed
+from file to file. On the other machine: unpack, then ``python3 run.py test`` or ``python3 run.py bench``.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from pipeline import compose, pins
+from pipeline.errors import PipelineError
+from pipeline.files import BUILD, PROJECT, write_atomic
+from pipeline.manifest import DEFAULT_LINE, Line, SourceLayer, load_line
+
+TESTS = ("tests/gpu/*.py", "tests/tree/drivers/standalone.py", "tests/tree/drivers/*_loops.py", "benchmarks/gpu*.py")
+RUN = "tests/gpu/run.py"
+BUILDER = "benchmarks/gpu_archive.py"
+
+# Files of our tree that tests and benchmark open; what these import is found.
+ROOTS = (
+    "sglang/kernels/ops/attention/decode_attention.py",
+    "sglang/kernels/ops/attention/extend_attention.py",
+    "sglang/kernels/ops/attention/fla/fused_recurrent.py",
+    "sglang/kernels/ops/attention/linear/fused_recurrent_linear_replayssm.py",
+    "sglang/kernels/ops/attention/linear/fused_sigmoid_gating_recurrent.py",
+    "sglang/kernels/ops/kvcache/cache_move.py",
+    "sglang/kernels/ops/speculative/dflash.py",
+    "sglang/kernels/ops/speculative/dflash_selector.py",
+    "sglang/kernels/ops/speculative/fused_kv_materialize.py",
+    "sglang/srt/speculative/dflash_ring.py",
+)
+# Files of which single functions are taken, so what they import is not needed.
+SOURCES = (
+    "sglang/srt/layers/attention/xpu_verify_rows.py",
+    "sglang/srt/mem_cache/memory_pool.py",
+    "sglang/srt/models/dflash.py",
+    "sglang/srt/speculative/dflash_worker_v2.py",
+)
+# Of upstream's tree, the kernels that a patch of ours changed.
+UPSTREAM = ROOTS[2:5]
+# Modules that the tests stand in for (tests/tree/drivers/standalone.py).
+STAND_INS = frozenset(
+    {"sglang.kernels.jit.utils", "sglang.srt.runtime_context", "sglang.srt.utils", "sglang.srt.utils.common"}
+)
+
+
+def needed(files: Mapping[str, bytes], roots: tuple[str, ...], follow: bool = True) -> set[str]:
+    """The roots, and with ``follow`` every module of the tree that one of them imports when it is itself imported.
+
+    Raises PipelineError for a file that the tree lacks.
+    """
+    found: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        if path not in files:
+            raise PipelineError(path, expected="a file of the tree", found="none", do=f"correct the lists in {BUILDER}")
+        found.add(path)
+        if follow:
+            waiting += [f"{name.replace('.', '/')}.py" for name in _imports(files[path])]
+    return found
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """Modules of SGLang that a file imports at its top level, without those that the tests stand in for."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sglang."):
+            if node.module not in STAND_INS:
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (
+                each.name for each in node.names if each.name.startswith("sglang.") and each.name not in STAND_INS
+            )
+
+
+def contents(ours: Mapping[str, bytes], upstream: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Every file of the archive, by its path there."""
+    files = {"run.py": (PROJECT / RUN).read_bytes()}
+    for pattern in TESTS:
+        for path in sorted(PROJECT.glob(pattern)):
+            files[path.relative_to(PROJECT).as_posix()] = path.read_bytes()
+    for path in (RUN, BUILDER):
+        files.pop(path)
+    for path in needed(ours, ROOTS) | needed(ours, SOURCES, follow=False):
+        files[f"trees/ours/{path}"] = ours[path]
+    for path in needed(upstream, UPSTREAM):
+        files[f"trees/upstream/{path}"] = upstream[path]
+    return files
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The same bytes for the same files."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, data in sorted(files.items()):
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def pristine(line: Line) -> dict[str, bytes]:
+    """Upstream's tree before our first layer."""
+    first = line.release.layers[0]
+    assert isinstance(first, SourceLayer)
+    pin = line.release.pins[first.source]
+    return dict(pins.read(pin, line.release.base.python_tag, BUILD / "cache").files)
+
+
+@click.command()
+@click.option("--line", "name", default=DEFAULT_LINE, show_default=True)
+def main(name: str) -> None:
+    """Write ``.build/<line>/gpu.tar.gz``."""
+    line = load_line(name)
+    data = pack(contents(compose.compose(line).files, pristine(line)))
+    target = BUILD / name / "gpu.tar.gz"
+    write_atomic(target, data)
+    click.echo(f"{target}: {len(data):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
