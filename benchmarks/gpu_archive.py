@@ -11,7 +11,6 @@ import gzip
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import click
 
@@ -19,37 +18,18 @@ from pipeline import compose, pins
 from pipeline.errors import PipelineError
 from pipeline.files import BUILD, PROJECT, write_atomic
 from pipeline.manifest import DEFAULT_LINE, Line, SourceLayer, load_line
+from tests.tree.drivers.kernel_files import FUNCTIONS, MODULES, STAND_INS, UPSTREAM_MODULES
 
-TESTS = ("tests/gpu/*.py", "tests/tree/drivers/standalone.py", "tests/tree/drivers/*_loops.py", "benchmarks/gpu*.py")
+TESTS = (
+    "tests/gpu/*.py",
+    "tests/tree/drivers/kernel_files.py",
+    "tests/tree/drivers/standalone.py",
+    "tests/tree/drivers/*_loops.py",
+    "benchmarks/gpu*.py",
+)
+LISTS = "tests/tree/drivers/kernel_files.py"
 RUN = "tests/gpu/run.py"
 BUILDER = "benchmarks/gpu_archive.py"
-
-# Files of our tree that tests and benchmark open; what these import is found.
-ROOTS = (
-    "sglang/kernels/ops/attention/decode_attention.py",
-    "sglang/kernels/ops/attention/extend_attention.py",
-    "sglang/kernels/ops/attention/fla/fused_recurrent.py",
-    "sglang/kernels/ops/attention/linear/fused_recurrent_linear_replayssm.py",
-    "sglang/kernels/ops/attention/linear/fused_sigmoid_gating_recurrent.py",
-    "sglang/kernels/ops/kvcache/cache_move.py",
-    "sglang/kernels/ops/speculative/dflash.py",
-    "sglang/kernels/ops/speculative/dflash_selector.py",
-    "sglang/kernels/ops/speculative/fused_kv_materialize.py",
-    "sglang/srt/speculative/dflash_ring.py",
-)
-# Files of which single functions are taken, so what they import is not needed.
-SOURCES = (
-    "sglang/srt/layers/attention/xpu_verify_rows.py",
-    "sglang/srt/mem_cache/memory_pool.py",
-    "sglang/srt/models/dflash.py",
-    "sglang/srt/speculative/dflash_worker_v2.py",
-)
-# Of upstream's tree, the kernels that a patch of ours changed.
-UPSTREAM = ROOTS[2:5]
-# Modules that the tests stand in for (tests/tree/drivers/standalone.py).
-STAND_INS = frozenset(
-    {"sglang.kernels.jit.utils", "sglang.srt.runtime_context", "sglang.srt.utils", "sglang.srt.utils.common"}
-)
 
 
 def needed(files: Mapping[str, bytes], roots: tuple[str, ...], follow: bool = True) -> set[str]:
@@ -64,7 +44,7 @@ def needed(files: Mapping[str, bytes], roots: tuple[str, ...], follow: bool = Tr
         if path in found:
             continue
         if path not in files:
-            raise PipelineError(path, expected="a file of the tree", found="none", do=f"correct the lists in {BUILDER}")
+            raise PipelineError(path, expected="a file of the tree", found="none", do=f"correct {LISTS}")
         found.add(path)
         if follow:
             waiting += [f"{name.replace('.', '/')}.py" for name in _imports(files[path])]
@@ -87,13 +67,12 @@ def contents(ours: Mapping[str, bytes], upstream: Mapping[str, bytes]) -> dict[s
     """Every file of the archive, by its path there."""
     files = {"run.py": (PROJECT / RUN).read_bytes()}
     for pattern in TESTS:
-        for path in sorted(PROJECT.glob(pattern)):
-            files[path.relative_to(PROJECT).as_posix()] = path.read_bytes()
-    for path in (RUN, BUILDER):
-        files.pop(path)
-    for path in needed(ours, ROOTS) | needed(ours, SOURCES, follow=False):
+        for file in sorted(PROJECT.glob(pattern)):
+            files[file.relative_to(PROJECT).as_posix()] = file.read_bytes()
+    del files[RUN], files[BUILDER]
+    for path in needed(ours, MODULES) | needed(ours, FUNCTIONS, follow=False):
         files[f"trees/ours/{path}"] = ours[path]
-    for path in needed(upstream, UPSTREAM):
+    for path in needed(upstream, UPSTREAM_MODULES):
         files[f"trees/upstream/{path}"] = upstream[path]
     return files
 

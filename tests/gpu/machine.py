@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,10 @@ def relative_error(measured: torch.Tensor, expected: torch.Tensor) -> float:
 
 def described() -> dict[str, str]:
     """Names and versions that a figure belongs to."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         "device": torch.cuda.get_device_name(),
-        "driver": str(torch._C._cuda_getDriverVersion()),
+        "driver": subprocess.run(query, check=True, capture_output=True, text=True).stdout.split()[0],
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
@@ -73,15 +75,29 @@ def captured(calls: Sequence[Callable[[], Any]]) -> Any:
 def replayed(calls: Sequence[Callable[[], Any]], rounds: int = 30) -> Time:
     """Time of one of these calls, which differ in their data only: CUDA events around replays of one graph of all."""
     graph = captured(calls)
+    return _timed(graph.replay, len(calls), rounds)
+
+
+def launched(call: Callable[[], Any], rounds: int = 30, calls: int = 20) -> Time:
+    """Time of a call that is launched from the host each time, which a graph cannot hold or is not to hide."""
+
+    def several() -> None:
+        for _ in range(calls):
+            call()
+
+    return _timed(several, calls, rounds)
+
+
+def _timed(run: Callable[[], Any], calls: int, rounds: int) -> Time:
     for _ in range(3):
-        graph.replay()
+        run()
     times = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        graph.replay()
+        run()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / len(calls))
+        times.append(begin.elapsed_time(end) * 1000 / calls)
     low, median, high = statistics.quantiles(times, n=4)
     return Time(median=median, low=low, high=high)

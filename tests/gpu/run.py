@@ -19,7 +19,8 @@ REPORT = "gpu-results.json"
 def main(arguments: list[str]) -> int:
     """Exit status: 0 when all that could run has passed."""
     commands = {
-        "test": ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--import-mode=importlib", "tests/gpu"],
+        # No configuration of a folder above this one.
+        "test": ["-m", "pytest", "-q", "-rs", "-c", os.devnull, "--rootdir=.", "--import-mode=importlib", "tests/gpu"],
         "bench": ["-m", "benchmarks.gpu", "--out", REPORT],
     }
     if not arguments or arguments[0] not in commands:

@@ -1,4 +1,4 @@
-"""The selector's three ways: one launch (ours), tables and Triton walk (CUDA today), tables and torch walk (XPU today)."""
+"""The selector's ways: one launch (ours), tables and Triton walk (CUDA), tables and torch walk (upstream's XPU)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]  # on the machine with the device
 
-from tests.gpu.machine import DEVICE, sized
+from tests.gpu.machine import sized
 from tests.tree.drivers.selector_loops import Given
 from tests.tree.drivers.standalone import function, interpreted, kernel_module
 
@@ -50,17 +50,19 @@ class Ways:
 
     def ours(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and proposal distributions from one launch."""
-        return tuple(self.one_launch(**given.arguments()))  # type: ignore[return-value]
+        tokens, q = self.one_launch(**given.arguments())
+        return tokens, q
 
     def triton_walk(self, given: Given, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The walk that CUDA takes."""
-        return self.walk(  # type: ignore[no-any-return]
+        tokens, q = self.walk(
             candidate_ids=given.candidate_ids,
             scores=scores,
             uniforms=given.uniforms,
             temperatures=given.temperatures,
             greedy_mask=given.greedy_mask,
         )
+        return tokens, q
 
     def torch_walk(self, root: Path) -> Callable[[Given, torch.Tensor], Any]:
         """The walk that every other device takes: the tree's ``sample_path`` with its Triton branch out of reach."""

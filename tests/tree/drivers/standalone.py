@@ -26,7 +26,7 @@ HELPERS: dict[str, dict[str, Any]] = {
     "sglang.srt.utils.common": {
         "torch_release": tuple(Version(torch.__version__).release),
     },
-    "sglang.srt.runtime_context": {name: None for name in ("get_schedule", "get_spec")},
+    "sglang.srt.runtime_context": {"get_schedule": None, "get_spec": None},
     "sglang.srt.utils": {
         "async_h2d": lambda values, dtype, device: torch.tensor(values, dtype=dtype, device=device),
         "get_device_core_count": lambda: torch.cuda.get_device_properties(0).multi_processor_count,

@@ -41,17 +41,17 @@ def _selector_propose_kernel(
     temperature = tl.load(temperatures_ptr + row)
     greedy = tl.load(greedy_ptr + row) != 0
     token = tl.load(anchor_ptr + row).to(tl.int64)
+    # Candidates do not depend on the walk: with those of the next slot loaded ahead, its rows wait for nothing.
+    ids = tl.load(candidate_ptr + row * slots * top_k + k, mask=in_k, other=0)
     for slot in range(slots):
         at = row * slots + slot
-        predecessor = tl.load(predecessor_ptr + token * rank + r, mask=in_r, other=0.0)
-        ids = tl.load(candidate_ptr + at * top_k + k, mask=in_k, other=0)
         successors = tl.load(
-            successor_ptr + ids[:, None] * rank + r[None, :],
-            mask=in_k[:, None] & in_r[None, :],
-            other=0.0,
+            successor_ptr + ids[:, None] * rank + r[None, :], mask=in_k[:, None] & in_r[None, :], other=0.0
         )
+        predecessor = tl.load(predecessor_ptr + token * rank + r, mask=in_r, other=0.0)
         hidden = tl.load(hidden_ptr + at * rank + r, mask=in_r, other=0.0)
         unary = tl.load(unary_ptr + at * top_k + k, mask=in_k, other=0.0)
+        ids = tl.load(candidate_ptr + (at + 1) * top_k + k, mask=in_k & (slot + 1 < slots), other=0)
         state = predecessor.to(tl.float32) * hidden.to(tl.float32)
         scores = unary + tl.sum(successors.to(tl.float32) * state[None, :], axis=1)
         scores = tl.where(in_k, scores, -float("inf"))
