@@ -93,21 +93,29 @@ def selector_times(ours: Path, ways: selector.Ways, batch: int) -> Iterator[Figu
         "tables and Triton walk (CUDA today)": lambda given: ways.triton_walk(given, ways.tables(given)),
         "tables and torch walk (XPU before)": lambda given: torch_walk(given, ways.tables(given)),
     }
+    logits = torch.randn(batch * selector.SLOTS, selector.VOCAB // 4, device=DEVICE).to(HALF)
+    time = replayed([partial(torch.topk, logits, selector.TOP_K)] * 16)
+    yield figure("Selector", f"batch {batch}", "candidates of one of four ranks, torch.topk", time, bytes=logits.nbytes)
     for what, call in calls.items():
         time = replayed([partial(call, given) for given in sets])
-        yield figure("Selector", f"batch {batch}", what, time, bytes=touched if call is ways.ours else None)
+        yield figure("Selector", f"batch {batch}", what, time, bytes=touched if call == ways.ours else None)
 
 
 def commit_times(functions: commit_loops.Functions, by_torch: Any, batch: int) -> Iterator[Figure]:
     candidates, target = (torch.randint(0, 2, (batch, 8), device=DEVICE) for _ in range(2))
     lengths = torch.full((batch,), 1000, device=DEVICE)
+    outs = [torch.empty(batch, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.int32, torch.int64)]
+    tokens, new_lengths = torch.empty_like(candidates), torch.empty_like(lengths)
 
     def separate() -> Any:
         accepted, bonus = by_torch(candidates=candidates, target_predict=target)
         tokens, committed = functions.commit_accept(candidates, accepted, bonus)
         return tokens, lengths + committed
 
-    one_kernel = partial(functions.by_one_kernel, candidates, target, lengths)
+    one_kernel = partial(
+        functions.kernels._compute_dflash_accept_bonus_triton_unchecked,
+        *(candidates, target, *outs, tokens, lengths, new_lengths),
+    )
     for what, call in (("one kernel (upstream, XPU too)", one_kernel), ("torch", separate)):
         yield figure("Accept, bonus, commit", f"batch {batch}", what, replayed([call] * 64))
 

@@ -29,7 +29,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     rate = document["bytes_per_second"]
     lines = [
-        f"{document['date']}, {machine['device']}, driver {machine['driver']}, torch {machine['torch']}, Triton {machine['triton']}; "
+        f"{document['date']}, {machine['device']}, driver {machine['driver']}, torch {machine['torch']}, "
+        f"Triton {machine['triton']}; "
         f"an elementwise kernel over 8 GiB moves {rate / 1e12:.2f} TB/s."
     ]
     for topic, figures in groupby(document["figures"], key=lambda each: each["topic"]):
