@@ -17,6 +17,7 @@ from types import MethodType, SimpleNamespace
 from typing import Any
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a container without network has no name that resolves
 
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.distributed import parallel_state  # type: ignore[import-not-found]
