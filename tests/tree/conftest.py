@@ -26,6 +26,10 @@ STUBS = next(folder for folder in (HERE.parent / "stubs", HERE.parents[1] / "che
 """Stand-ins for packages, the same ones that the checks use; in the container they lie beside the tests."""
 DRIVER_TIMEOUT_SECONDS = 600
 
+# Tests that import kernel files alone run them in this process, in Triton's interpreter. Triton reads this when it is
+# itself imported, so it has to stand before any test module.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -48,7 +52,7 @@ class Tree:
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,
             input=json.dumps(cases),
-            env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
+            env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=DRIVER_TIMEOUT_SECONDS,
