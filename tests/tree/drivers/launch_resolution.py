@@ -1,0 +1,177 @@
+"""Resolve whole command lines with a faked torch.xpu, and ask the rules behind them what they say elsewhere.
+
+A case: ``name`` and ``ask``, the function below that answers it, with that function's arguments.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from support import fake_xpu, model_configs  # type: ignore[import-not-found]  # beside this package, see conftest.py
+from support.resolution import resolve  # type: ignore[import-not-found]
+
+from .answer import Case, answer
+
+fake_xpu.install()
+
+import torch  # type: ignore[import-not-found]  # noqa: E402  # in the base image only
+from sglang.srt.arg_groups import mamba_hook, overrides  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.mem_cache import kv_cache_configurator  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.speculative import spec_utils  # type: ignore[import-not-found]  # noqa: E402
+
+SETTINGS = (
+    "mamba_radix_cache_strategy",
+    "mamba_track_interval",
+    "page_size",
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+    "context_length",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "linear_attn_backend",
+    "sampling_backend",
+    "max_mamba_cache_size",
+    "chunked_prefill_size",
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_draft_window_size",
+    "speculative_draft_attention_backend",
+    "cuda_graph_config",
+)
+
+
+def models(folder: Path) -> dict[str, str]:
+    """Config folders by what a command line calls them."""
+    configs = {
+        "{target}": model_configs.target(yarn=False),
+        "{target-1m}": model_configs.target(yarn=True),
+        "{draft}": model_configs.draft(yarn=False),
+        "{draft-1m}": model_configs.draft(yarn=True),
+        "{mamba2}": model_configs.mamba2(),
+    }
+    return {name: str(model_configs.write(folder / name.strip("{}"), config)) for name, config in configs.items()}
+
+
+def launch(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that a command line ends with, or the error that it stops with."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = models(Path(folder))
+        try:
+            return {"settings": resolve([known.get(word, word) for word in arguments], SETTINGS)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def platform_rules(platform: str, backends: Sequence[str]) -> dict[str, Any]:
+    """What the rules say about each architecture and backend where only ``is_<platform>`` holds."""
+    facts = SimpleNamespace(**{f"is_{name}": name == platform for name in ("cuda", "musa", "npu", "hip", "xpu", "cpu")})
+    answers = {}
+    with (
+        mock.patch.object(overrides, "get_platform", return_value=facts),
+        mock.patch.object(mamba_hook, "get_platform", return_value=facts),
+    ):
+        for architecture in (*sorted(overrides._MAMBA_EXTRA_BUFFER_ARCHS), "LlamaForCausalLM"):
+            for backend in backends:
+                config = SimpleNamespace(architectures=[architecture])
+                view = SimpleNamespace(
+                    linear_attn_backend=backend,
+                    page_size=64,
+                    mamba_radix_cache_strategy="extra_buffer",
+                    disaggregation_mode="null",
+                    speculative_num_draft_tokens=None,
+                    mamba_track_interval=256,
+                    chunked_prefill_size=4096,
+                    disable_overlap_schedule=True,
+                    attention_backend="triton",
+                )
+                answers[f"{architecture} {backend}"] = [
+                    overrides.supports_mamba_cache_extra_buffer(view, config),
+                    refusal(mamba_hook.validate_mamba_extra_buffer, view, config, mamba_cache_chunk_size_of=lambda: 64),
+                    refusal(mamba_hook.validate_mamba_no_buffer, view, architecture),
+                ]
+    return answers
+
+
+def refusal(validate: Any, *arguments: Any, **options: Any) -> str | None:
+    """The message of an AssertionError, None when there is none."""
+    try:
+        validate(*arguments, **options)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def slots_per_request(strategy: str) -> int:
+    """State slots that the pool reckons with for one running request, with overlap scheduling."""
+    exec_bag = SimpleNamespace(
+        mamba=SimpleNamespace(
+            enable_mamba_extra_buffer=True,
+            enable_mamba_extra_buffer_lazy=strategy == "extra_buffer_lazy",
+        )
+    )
+    with (
+        mock.patch.object(kv_cache_configurator, "get_exec", return_value=exec_bag),
+        mock.patch.object(kv_cache_configurator, "get_memory", return_value=SimpleNamespace(disable_radix_cache=False)),
+        mock.patch.object(
+            kv_cache_configurator, "get_schedule", return_value=SimpleNamespace(disable_overlap_schedule=False)
+        ),
+    ):
+        slots: int = kv_cache_configurator.KVCacheConfigurator._calculate_mamba_ratio(SimpleNamespace())
+        return slots
+
+
+def commit_steps(track: bool) -> dict[str, Any]:
+    """Step indices of a state commit: the fallback that an XPU tensor takes, and the fused kernel."""
+    random = torch.Generator().manual_seed(4)
+    requests, drafts, interval = 64, 8, 256
+    accept_lens = torch.randint(1, drafts + 1, (requests,), generator=random)
+    # Ahead of a boundary, on it, and past it.
+    seq_lens = interval * torch.randint(1, 4, (requests,), generator=random)
+    seq_lens = seq_lens + torch.randint(-drafts, 2, (requests,), generator=random)
+    accept_index = torch.arange(requests * drafts).view(requests, drafts)
+    accept_index = accept_index.where(torch.arange(drafts) < accept_lens[:, None], -1)
+    batch = SimpleNamespace(
+        mamba_track_indices=accept_lens if track else None,
+        seq_lens=seq_lens,
+        tree_cache=SimpleNamespace(page_size=64),
+    )
+    with mock.patch.object(spec_utils, "mamba_track_grid", return_value=interval):
+        fallback = spec_utils._verify_commit_step_indices(
+            batch=batch, accept_index=accept_index, accept_lens=accept_lens, draft_token_num=drafts
+        )
+    from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignore[import-not-found]
+        fused_commit_track_indices,
+    )
+
+    fused = fused_commit_track_indices(accept_index, accept_lens, seq_lens if track else None, drafts, interval)
+    return {
+        "accept_lens": accept_lens.tolist(),
+        "seq_lens": seq_lens.tolist(),
+        "fallback": [None if steps is None else steps.tolist() for steps in fallback],
+        "fused": [None if steps is None else steps.tolist() for steps in fused],
+    }
+
+
+ASKED: dict[str, Callable[..., Any]] = {
+    "launch": launch,
+    "platform_rules": platform_rules,
+    "slots_per_request": slots_per_request,
+    "commit_steps": commit_steps,
+}
+
+
+def measure(case: Case) -> Any:
+    """The answer to one case."""
+    return ASKED[case["ask"]](**{key: value for key, value in case.items() if key not in ("name", "ask")})
+
+
+if __name__ == "__main__":
+    answer(measure)
