@@ -108,6 +108,7 @@ CASES = [
         for platform in OTHER_PLATFORMS
     ),
     *({"name": f"slots {strategy}", "ask": "slots_per_request", "strategy": strategy} for strategy in STRATEGIES),
+    {"name": "state", "ask": "state_bytes", "tp_size": 4},
     {"name": "commit", "ask": "commit_steps", "track": True},
     {"name": "commit untracked", "ask": "commit_steps", "track": False},
 ]
@@ -219,6 +220,13 @@ def test_requests_that_the_state_slots_carry(ours: dict[str, Any], name: str, ea
     slots = PROFILES[name].state_slots
     assert slots // ours["slots extra_buffer"] == eager
     assert slots // ours["slots extra_buffer_lazy"] == lazy
+
+
+def test_what_a_state_slot_takes(ours: dict[str, Any]) -> None:
+    # 48 Gated DeltaNet layers; by rank 12 value heads and 4 key heads of width 128.
+    recurrence = 12 * 128 * 128 * 4  # FP32
+    convolution = (12 + 4 + 4) * 128 * 3 * 2  # values, keys and queries of three tokens, BF16
+    assert ours["state"] == 48 * (recurrence + convolution)
 
 
 def test_the_fallback_commits_the_steps_of_the_fused_kernel(ours: dict[str, Any]) -> None:

@@ -22,7 +22,9 @@ fake_xpu.install()
 import torch  # type: ignore[import-not-found]  # noqa: E402  # in the base image only
 from sglang.srt.arg_groups import mamba_hook, overrides  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.mem_cache import kv_cache_configurator  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.speculative import spec_utils  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.utils.hf_transformers_utils import get_config  # type: ignore[import-not-found]  # noqa: E402
 
 SETTINGS = (
     "mamba_radix_cache_strategy",
@@ -128,6 +130,19 @@ def slots_per_request(strategy: str) -> int:
         return slots
 
 
+def state_bytes(tp_size: int) -> int:
+    """Bytes of one state slot of the 27B target on one rank: all layers, convolution and recurrence."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        get_context().override_server_args(tp_size=tp_size),
+        get_parallel().override(tp_size=tp_size, attn_tp_size=tp_size),
+    ):
+        path = model_configs.write(Path(folder, "target"), model_configs.target(yarn=False))
+        config = get_config(str(path), trust_remote_code=True).get_text_config()
+        size: int = config.mamba2_cache_params.mamba_cache_per_req
+        return size
+
+
 def commit_steps(track: bool) -> dict[str, Any]:
     """Step indices of a state commit: the fallback that an XPU tensor takes, and the fused kernel."""
     random = torch.Generator().manual_seed(4)
@@ -164,6 +179,7 @@ ASKED: dict[str, Callable[..., Any]] = {
     "launch": launch,
     "platform_rules": platform_rules,
     "slots_per_request": slots_per_request,
+    "state_bytes": state_bytes,
     "commit_steps": commit_steps,
 }
 
