@@ -111,6 +111,8 @@ CASES = [
     {"name": "state", "ask": "state_bytes", "tp_size": 4},
     {"name": "commit", "ask": "commit_steps", "track": True},
     {"name": "commit untracked", "ask": "commit_steps", "track": False},
+    {"name": "tracked", "ask": "tracked_slots"},
+    {"name": "verified", "ask": "verified_states"},
 ]
 
 
@@ -243,6 +245,21 @@ def test_the_fallback_commits_the_steps_of_the_fused_kernel(ours: dict[str, Any]
     assert 0 < crossings < len(last)
     untracked = ours["commit untracked"]
     assert untracked["fallback"] == untracked["fused"] == [last, None]
+
+
+def test_a_decode_checkpoint_copies_the_tracked_rows_in_every_layer(ours: dict[str, Any]) -> None:
+    for pool in ours["tracked"].values():
+        for layer in pool:
+            # Track slot 5 now holds the state of slot 1, track slot 4 that of slot 3; the row between was not due.
+            assert [set(slot) for slot in layer] == [{0}, {1}, {2}, {3}, {3}, {1}]
+
+
+def test_the_states_that_a_verification_leaves_are_those_of_the_recurrence(ours: dict[str, Any]) -> None:
+    measured = ours["verified"]
+    assert measured["wrapper"].startswith("sglang.srt.hardware_backend.xpu.")
+    # FP32 arithmetic on values of order one.
+    assert measured["difference"] < 1e-5
+    assert measured["pool_untouched"]
 
 
 def test_the_fake_comes_before_sglang(monkeypatch: pytest.MonkeyPatch) -> None:

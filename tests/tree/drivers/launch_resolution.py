@@ -20,11 +20,20 @@ from .answer import Case, answer
 fake_xpu.install()
 
 import torch  # type: ignore[import-not-found]  # noqa: E402  # in the base image only
+from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignore[import-not-found]  # noqa: E402
+    fused_commit_track_indices,
+    track_mamba_states_all_layers,
+)
 from sglang.srt.arg_groups import mamba_hook, overrides  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.layers.attention.linear.kernels import gdn_triton  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.layers.attention.linear.kernels.gdn_triton import (  # type: ignore[import-not-found]  # noqa: E402
+    TritonGDNKernel,
+)
 from sglang.srt.mem_cache import kv_cache_configurator  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.speculative import spec_utils  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.utils.hf_transformers_utils import get_config  # type: ignore[import-not-found]  # noqa: E402
+from torch.nn.functional import softplus  # type: ignore[import-not-found]  # noqa: E402
 
 SETTINGS = (
     "mamba_radix_cache_strategy",
@@ -162,10 +171,6 @@ def commit_steps(track: bool) -> dict[str, Any]:
         fallback = spec_utils._verify_commit_step_indices(
             batch=batch, accept_index=accept_index, accept_lens=accept_lens, draft_token_num=drafts
         )
-    from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignore[import-not-found]
-        fused_commit_track_indices,
-    )
-
     fused = fused_commit_track_indices(accept_index, accept_lens, seq_lens if track else None, drafts, interval)
     return {
         "accept_lens": accept_lens.tolist(),
@@ -175,12 +180,87 @@ def commit_steps(track: bool) -> dict[str, Any]:
     }
 
 
+def tracked_slots() -> dict[str, Any]:
+    """Which slot each slot's state came from after a decode step's snapshot, by pool and layer.
+
+    The kernel sizes its grid by the card's cores. Request i runs in slot i + 1; the first and the last of three
+    are at a checkpoint, and their track slots are 5 and 4.
+    """
+    layers, slots = 2, 6
+    convolution = torch.arange(slots).view(1, slots, 1, 1).expand(layers, slots, 5, 3).float().contiguous()
+    recurrence = torch.arange(slots).view(1, slots, 1, 1, 1).expand(layers, slots, 2, 4, 4).float().contiguous()
+    track_mamba_states_all_layers(
+        convolution,
+        recurrence,
+        torch.tensor([1, 2, 3], dtype=torch.int32),
+        torch.tensor([True, False, True]),
+        torch.tensor([5, 0, 4]),
+        3,
+    )
+    return {name: pool.flatten(2).tolist() for name, pool in (("conv", convolution), ("ssm", recurrence))}
+
+
+def verified_states() -> dict[str, Any]:
+    """The states that a verification leaves per draft token, by what XPU calls and by the recurrence in FP64.
+
+    q, k and v are views of one packed tensor, as the backend hands them over.
+    """
+    random = torch.Generator().manual_seed(5)
+    requests, drafts, heads, value_heads, width = 2, 8, 1, 2, 16
+    tokens = requests * drafts
+    packed = torch.randn(1, tokens, (2 * heads + value_heads) * width, generator=random)
+    q, k, v = packed.split([heads * width, heads * width, value_heads * width], dim=-1)
+    q, k, v = q.unflatten(-1, (heads, width)), k.unflatten(-1, (heads, width)), v.unflatten(-1, (value_heads, width))
+    a, b = torch.randn(2, tokens, value_heads, generator=random)
+    decay, bias = torch.randn(2, value_heads, generator=random)
+    pool = torch.randn(4, value_heads, width, width, generator=random)
+    slots, rows = torch.tensor([3, 1], dtype=torch.int32), torch.arange(requests, dtype=torch.int32)
+    states = torch.full((requests, drafts, value_heads, width, width), float("nan"))
+    before = pool.clone()
+    TritonGDNKernel().target_verify(
+        A_log=decay,
+        dt_bias=bias,
+        q=q,
+        k=k,
+        v=v,
+        a=a,
+        b=b,
+        ssm_states=pool,
+        cache_indices=slots,
+        query_start_loc=torch.arange(0, tokens + 1, drafts, dtype=torch.int32),
+        intermediate_states_buffer=states,
+        intermediate_state_indices=rows,
+        cache_steps=drafts,
+        retrieve_parent_token=None,
+    )
+    expected = torch.empty_like(states, dtype=torch.float64)
+    for request in range(requests):
+        for head in range(value_heads):
+            state = before[slots[request], head].double()  # [value, key]
+            for step in range(drafts):
+                token = request * drafts + step
+                key = k[0, token, 0].double()
+                key = key / (key.square().sum() + 1e-6).sqrt()
+                gate = -decay[head].double().exp() * softplus((a[token, head] + bias[head]).double())
+                state = state * gate.exp()
+                delta = (v[0, token, head].double() - state @ key) * b[token, head].double().sigmoid()
+                state = state + delta[:, None] * key[None, :]
+                expected[request, step, head] = state
+    return {
+        "wrapper": gdn_triton.fused_sigmoid_gating_delta_rule_update.__module__,
+        "difference": float((states - expected).abs().max()),
+        "pool_untouched": bool((pool == before).all()),
+    }
+
+
 ASKED: dict[str, Callable[..., Any]] = {
     "launch": launch,
     "platform_rules": platform_rules,
     "slots_per_request": slots_per_request,
     "state_bytes": state_bytes,
     "commit_steps": commit_steps,
+    "tracked_slots": tracked_slots,
+    "verified_states": verified_states,
 }
 
 
