@@ -13,8 +13,12 @@ from tests.image.conftest import Real
 
 TESTS = PROJECT / "tests" / "tree"
 MODULES = sorted(path.stem for path in TESTS.glob("test_*.py"))
-SHARED = [f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")]
-"""Rules of the checkpoint gate, which a test there holds against the tree's own."""
+SHARED = [
+    "checks/fake_xpu.py",
+    "pipeline/pool_sizes.py",
+    *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
+]
+"""The device that is not there; capacity arithmetic and rules of the checkpoint gate, held against the tree's own."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
@@ -29,7 +33,7 @@ def volume(real: Real) -> Iterator[LayerEntry]:
         yield LayerEntry(f"tests/{path.relative_to(TESTS).as_posix()}", path)
     for shared in SHARED:
         yield LayerEntry(shared, PROJECT / shared)
-    for name, file in check.pytest_files().items():
+    for name, file in check.pytest_files("hypothesis").items():
         yield LayerEntry(f"lib/{name}", file)
     for folder, files in (("tree", real.composed.files), ("upstream", pristine.files)):
         for name, data in files.items():

@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("image", derandomize=True, deadline=None, database=None)
+settings.load_profile("image")
 HERE = Path(__file__).resolve().parent
+CHECKS = next(
+    folder for folder in (HERE.parent / "checks", HERE.parents[1] / "checks") if (folder / "fake_xpu.py").is_file()
+)
+"""The folder of the image's checks: beside this one in the container, a level up in the project."""
 DRIVER_TIMEOUT_SECONDS = 600
 
 
@@ -38,7 +45,7 @@ class Tree:
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
-        path = os.pathsep.join([str(self.root), str(HERE / "stubs")])
+        path = os.pathsep.join([str(self.root), str(HERE / "stubs"), str(CHECKS)])
         outcome = subprocess.run(
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,

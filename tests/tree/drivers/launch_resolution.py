@@ -5,6 +5,7 @@ A case: ``name`` and ``ask``, the function below that answers it, with that func
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from support import fake_xpu, model_configs  # type: ignore[import-not-found]  # beside this package, see conftest.py
-from support.resolution import resolve  # type: ignore[import-not-found]
+import fake_xpu  # type: ignore[import-not-found]  # in checks/, see conftest.py
 
 from .answer import Case, answer
 
@@ -25,14 +25,17 @@ from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignor
     track_mamba_states_all_layers,
 )
 from sglang.srt.arg_groups import mamba_hook, overrides  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.layers.attention.linear.kernels import gdn_triton  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import (  # type: ignore[import-not-found]  # noqa: E402
     TritonGDNKernel,
 )
 from sglang.srt.mem_cache import kv_cache_configurator  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.server_args import prepare_server_args  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.speculative import spec_utils  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.utils.hf_transformers_utils import get_config  # type: ignore[import-not-found]  # noqa: E402
+from support import model_configs  # type: ignore[import-not-found]  # noqa: E402  # beside the drivers
 from torch.nn.functional import softplus  # type: ignore[import-not-found]  # noqa: E402
 
 SETTINGS = (
@@ -71,14 +74,33 @@ def models(folder: Path) -> dict[str, str]:
     return {name: str(model_configs.write(folder / name.strip("{}"), config)) for name, config in configs.items()}
 
 
+def resolve(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse, resolve and check as the server does; raises whatever SGLang raises when settings do not go together."""
+    server_args = prepare_server_args(list(arguments))
+    server_args.resolve_once()
+    server_args.check_server_args()
+    decided = resolving_view(server_args)
+    settings = {name: getattr(decided, name) for name in SETTINGS}
+    return settings | {"cuda_graph_config": dataclasses.asdict(settings["cuda_graph_config"])}
+
+
 def launch(arguments: Sequence[str]) -> dict[str, Any]:
     """The settings that a command line ends with, or the error that it stops with."""
     with tempfile.TemporaryDirectory() as folder:
         known = models(Path(folder))
         try:
-            return {"settings": resolve([known.get(word, word) for word in arguments], SETTINGS)}
+            return {"settings": resolve([known.get(word, word) for word in arguments])}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
+
+
+def late_fake() -> str:
+    """What the device fake says once SGLang has decided on its platform."""
+    try:
+        fake_xpu.install()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def platform_rules(platform: str, backends: Sequence[str]) -> dict[str, Any]:
@@ -255,6 +277,7 @@ def verified_states() -> dict[str, Any]:
 
 ASKED: dict[str, Callable[..., Any]] = {
     "launch": launch,
+    "late_fake": late_fake,
     "platform_rules": platform_rules,
     "slots_per_request": slots_per_request,
     "state_bytes": state_bytes,

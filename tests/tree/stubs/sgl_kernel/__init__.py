@@ -1,7 +1,7 @@
 """Stand-in for Intel's kernel package: any kernel can be imported.
 
 Attention is a plain-torch reference that also records its calls (flash_attn.py). The other kernels belong to
-paths that no test takes; each refuses to run.
+paths that no test takes; each refuses to run, and needs no workspace.
 """
 
 from __future__ import annotations
@@ -19,3 +19,11 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise NotImplementedError(f"sgl_kernel.{name}: the test stand-in has no such kernel; expected no call")
 
     return kernel
+
+
+def flash_mla_decode_get_workspace_size(*_args: object, **_options: object) -> int:
+    return 0
+
+
+def flash_mla_prefill_get_workspace_size(*_args: object, **_options: object) -> int:
+    return 0
