@@ -8,7 +8,9 @@ result of the last one is looked at.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,9 +44,10 @@ FIRST = prompt(30, 140)
 FORK = FIRST[:130] + prompt(31, 12)
 LONG = prompt(32, 200)
 SESSION = prompt(33, 50)
-TURN = 20
+TURN = 16
 """Tokens of the session's first answer; with its prompt they reach beyond a page."""
-TOKENS = 8
+TOKENS, FEW = 8, 4
+"""Lengths of answers; a kernel takes its time in Triton's interpreter."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,13 @@ class Step:
 STEPS = {
     "cold": Step("first", TOKENS, 0),
     "hit": Step("first", TOKENS, 2 * PAGE),
-    "fork": Step("fork", TOKENS, 2 * PAGE),
+    "fork": Step("fork", FEW, 2 * PAGE),
     # In chunks of 128 and 72 tokens: the second chunk's checkpoint is inside it.
-    "chunked": Step("long", TOKENS, 0),
-    "chunked hit": Step("long", TOKENS, 3 * PAGE),
+    "chunked": Step("long", FEW, 0),
+    "chunked hit": Step("long", FEW, 3 * PAGE),
     "session": Step("session", TURN, 0),
-    "next turn": Step("next turn", TOKENS, PAGE),
-    **{f"filler {number}": Step(f"filler {number}", 2, 0) for number in range(3)},
+    "next turn": Step("next turn", FEW, PAGE),
+    **{f"filler {number}": Step(f"filler {number}", 1, 0) for number in range(3)},
     "evicted": Step("first", TOKENS, 0),
     "hit again": Step("first", TOKENS, 2 * PAGE),
 }
@@ -106,7 +109,7 @@ def request(text: list[int], tokens: int) -> dict[str, Any]:
 def runs(engines: Engines, models: Models) -> Runs:
     target = {"model_path": str(models.target), **COMMON}
     plain = {text: ids for text, ids in texts([]).items() if text != "next turn"}
-    lengths = {step.text: step.tokens for step in STEPS.values()} | {"session": TURN + TOKENS}
+    lengths = {step.text: step.tokens for step in STEPS.values()} | {"session": TURN + FEW}
     reference = engines.run(Case(target | OFF, [request(plain[text], lengths[text]) for text in plain]))
     expected = {text: answer[0]["ids"] for text, answer in zip(plain, reference.steps, strict=True)}
     # The session's second turn goes on where its first one stopped.
@@ -149,3 +152,36 @@ def test_drafts_are_accepted_after_eviction_as_before(runs: Runs, run: tuple[str
     assert accepted["hit again"] == accepted["hit"]
     # A histogram by accepted drafts: the first entry counts verifications that accepted none.
     assert sum(accepted["hit again"][1:]) > 0
+
+
+COPIES = """        if self._should_fuse_slot_ops():
+            from sglang.srt.mem_cache.mamba_slot_fused import fused_copy_conv_slots
+"""
+"""Where a checkpoint is copied into the slot of the request that hit it, after the checks."""
+
+
+def altered(tree: Path, folder: Path, file: str, old: str, new: str) -> Path:
+    """A tree in ``folder`` that differs from ``tree`` in one place of one file; everything else is linked."""
+    below = tree
+    for name in Path(file).parts:
+        folder.mkdir()
+        for entry in below.iterdir():
+            if entry.name not in (name, "__pycache__"):
+                (folder / entry.name).symlink_to(entry)
+        below, folder = below / name, folder / name
+    source = below.read_text(encoding="utf-8")
+    assert source.count(old) == 1, f"{file}: expected {old!r} once; read it again"
+    folder.write_text(source.replace(old, new), encoding="utf-8")
+    return folder.parents[len(Path(file).parts) - 1]
+
+
+def test_a_state_that_is_not_restored_is_seen(runs: Runs, models: Models, tmp_path: Path) -> None:
+    """Without the copy of a checkpoint into the request's slot a hit starts from an empty state."""
+    pool = "sglang/srt/mem_cache/memory_pool.py"
+    tree = altered(Path(os.environ["SGX_TREE"]).resolve(), tmp_path / "tree", pool, COPIES, f"        return\n{COPIES}")
+    target = {"model_path": str(models.target), **COMMON, "mamba_radix_cache_strategy": "extra_buffer"}
+    with Engines(tree, tmp_path) as broken:
+        cold, hit = broken.run(Case(target, [request(FIRST, TOKENS)] * 2)).steps
+    assert (cold[0]["cached_tokens"], hit[0]["cached_tokens"]) == (0, 2 * PAGE)
+    assert cold[0]["ids"] == runs.expected["first"]
+    assert hit[0]["ids"] != runs.expected["first"]
