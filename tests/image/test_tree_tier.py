@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import check, console, container, pins
 from pipeline.files import BUILD, PROJECT
-from pipeline.manifest import SourceLayer
+from pipeline.manifest import DEFAULT_LINE, MANIFESTS, SourceLayer
 from pipeline.oci import LayerEntry
 from tests.image.conftest import Real
 
@@ -15,10 +15,12 @@ TESTS = PROJECT / "tests" / "tree"
 STUBS = check.CHECKS / "stubs"
 MODULES = sorted(path.stem for path in TESTS.glob("test_*.py"))
 SHARED = [
+    "checks/fake_xpu.py",
+    *(path.relative_to(PROJECT).as_posix() for path in sorted((MANIFESTS / DEFAULT_LINE / "configs").rglob("*.json"))),
     "pipeline/pool_sizes.py",
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
 ]
-"""Capacity arithmetic and rules of the checkpoint gate, which tests there hold against the tree's own."""
+"""The device and the models that are not there; capacity arithmetic and rules of the checkpoint gate, held against the tree's own."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
@@ -32,7 +34,7 @@ def volume(real: Real) -> Iterator[LayerEntry]:
     for path in TESTS.rglob("*.py"):
         yield LayerEntry(f"tests/{path.relative_to(TESTS).as_posix()}", path)
     for path in STUBS.rglob("*.py"):
-        yield LayerEntry(f"stubs/{path.relative_to(STUBS).as_posix()}", path)
+        yield LayerEntry(f"checks/stubs/{path.relative_to(STUBS).as_posix()}", path)
     for shared in SHARED:
         yield LayerEntry(shared, PROJECT / shared)
     for name, file in check.pytest_files("hypothesis").items():

@@ -22,8 +22,12 @@ from hypothesis import settings
 settings.register_profile("image", derandomize=True, deadline=None, database=None)
 settings.load_profile("image")
 HERE = Path(__file__).resolve().parent
-STUBS = next(folder for folder in (HERE.parent / "stubs", HERE.parents[1] / "checks" / "stubs") if folder.is_dir())
-"""Stand-ins for packages, the same ones that the checks use; in the container they lie beside the tests."""
+CHECKS = next(
+    folder for folder in (HERE.parent / "checks", HERE.parents[1] / "checks") if (folder / "fake_xpu.py").is_file()
+)
+"""The folder of the image's checks: beside this one in the container, a level up in the project."""
+STUBS = CHECKS / "stubs"
+"""Stand-ins for packages."""
 DRIVER_TIMEOUT_SECONDS = 600
 
 # Tests that import kernel files alone run them in this process, in Triton's interpreter. Triton reads this when it is
@@ -47,7 +51,7 @@ class Tree:
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
-        path = os.pathsep.join([str(self.root), str(STUBS)])
+        path = os.pathsep.join([str(self.root), str(STUBS), str(CHECKS)])
         outcome = subprocess.run(
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,
