@@ -7,7 +7,8 @@ DEV = .build/venv-dev/bin/python
 GPU = .build/$(LINE)/gpu
 GPU_PYTHON ?= python3
 
-.PHONY: image check release recipes checkpoint test lint bench gpu-archive gpu-test gpu-bench engine engine-stop clean
+.PHONY: image check release recipes checkpoint test test-e2e lint bench gpu-archive gpu-test gpu-bench engine \
+	engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -26,6 +27,9 @@ checkpoint:
 
 test:
 	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2 --dist loadgroup
+
+test-e2e:
+	$(BUILD) setup --dev && $(DEV) -m pytest tests/image/test_e2e_tier.py
 
 lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,8 @@ import torch  # type: ignore[import-not-found]  # in the base image only
 
 from tests.e2e.support import tiny_models
 from tests.e2e.support.engines import Engines
-
-
-@dataclass(frozen=True)
-class Models:
-    """Folders of the checkpoints that every module may use."""
-
-    target: Path
-    draft: Path
+from tests.e2e.support.reference import Reference
+from tests.e2e.support.tiny_models import Models
 
 
 def _tree(variable: str, what: str) -> Path:
@@ -59,6 +52,10 @@ def upstream_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engin
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A target with its MTP head, and a DFlash2 draft for it; made once, and the same every time."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny_models.make(folder)
-    return Models(folder / "target", folder / "draft")
+    return tiny_models.make(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def reference(models: Models) -> Reference:
+    """The target by transformers."""
+    return Reference(models.target)

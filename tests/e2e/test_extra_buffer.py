@@ -19,7 +19,7 @@ from tests.e2e.support.engines import MTP, Answer, Case, Engines, dflash
 from tests.e2e.support.prompts import prompt
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Models
+    from tests.e2e.support.tiny_models import Models
 
 PAGE = 64
 SLOTS = 5
