@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import torch
-
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_schedule, get_spec
 from sglang.srt.utils import async_h2d
@@ -129,9 +128,7 @@ def check_private_ring(cfg: ServerArgs) -> None:
         "--enable-hisparse": cfg.enable_hisparse,
         "--enable-kv-cache-sharding": cfg.enable_kv_cache_sharding,
         "--dcp-size": cfg.dcp_size != 1,
-        "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 (the default on CUDA)": (
-            cfg.device.startswith("cuda") and envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get()
-        ),
+        "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1": envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get(),
     }
     for option, is_set in refused.items():
         if is_set:
@@ -262,6 +259,6 @@ class DraftRing:
             else:
                 self._fills[row] = _Fill(generation, prefix, prefix + extend)
 
-    def _occupant(self, row: int, generation: int) -> Optional[_Fill]:
+    def _occupant(self, row: int, generation: int) -> _Fill | None:
         fill = self._fills.get(row)
         return fill if fill is not None and fill.generation == generation else None
