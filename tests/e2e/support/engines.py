@@ -44,9 +44,35 @@ ON_A_CPU = {
     "skip_server_warmup": True,
     "skip_tokenizer_init": True,
     "mem_fraction_static": 0.5,
+    # Splits of a decode's keys run in turn here.
+    "triton_attention_num_kv_splits": 1,
+    # Pools are sized by hand: by the machine's memory they would have GiB.
+    "max_total_tokens": 2048,
+    "max_mamba_cache_size": 24,
+    "max_running_requests": 4,
+    "context_length": 512,
     "log_level": "info",
 }
 """Arguments of every engine here, beside those of its case."""
+
+MTP = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 7,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 8,
+}
+"""The target's own MTP head drafts seven tokens, one after the other."""
+
+
+def dflash(draft: Path, **more: Any) -> dict[str, Any]:
+    """Arguments for DFLASH with a draft checkpoint that drafts blocks of eight."""
+    return {
+        "speculative_algorithm": "DFLASH",
+        "speculative_draft_model_path": str(draft),
+        "speculative_num_draft_tokens": 8,
+        **more,
+    }
+
 
 Step = dict[str, Any]
 

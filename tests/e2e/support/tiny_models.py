@@ -49,12 +49,12 @@ class Shape:
     sliding_window: int | None = None
     """Of the draft's layers, the current token included; ``None``: they see everything."""
     lag: int = 11
-    bigram: float = 0.5
+    bigram: float = 0.8
     sharpness: float = 3.0
     """Factor of queries and of keys; the score at the lag exceeds its neighbours' by about this squared."""
     copied: float = 1.5
-    disturbance: float = 0.5
-    draft_disturbance: float = 0.1
+    disturbance: float = 0.6
+    draft_disturbance: float = 0.05
     seed: int = 20261129
 
     @property
@@ -366,9 +366,3 @@ def make(folder: Path, s: Shape = Shape()) -> None:
     save(folder / "target", target_tensors(s, words), target_config(s))
     save(folder / "draft", draft_tensors(s, words), draft_config(s))
 
-
-if __name__ == "__main__":
-    import sys
-
-    kw = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    make(Path(sys.argv[1]), Shape(**kw))
