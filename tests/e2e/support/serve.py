@@ -39,6 +39,16 @@ class Session:
         outputs = self._engine.generate(input_ids=prompts, sampling_params=_greedy(max_new_tokens) | sampling)
         return [_measured(output) for output in outputs]
 
+    def logprobs(self, prompts: list[list[int]], max_new_tokens: int) -> list[Step]:
+        """As :meth:`generate`, with the target's log probability of each new token."""
+        outputs = self._engine.generate(
+            input_ids=prompts, sampling_params=_greedy(max_new_tokens), return_logprob=True
+        )
+        return [
+            {**_measured(output), "logprobs": [value for value, *_ in output["meta_info"]["output_token_logprobs"]]}
+            for output in outputs
+        ]
+
     def abort(self, prompts: list[list[int]], max_new_tokens: int, after: int) -> list[Step]:
         """As :meth:`generate`, but the first prompt's request is aborted once it has ``after`` tokens."""
         answers: list[Step] = self._engine.loop.run_until_complete(self._abort(prompts, max_new_tokens, after))

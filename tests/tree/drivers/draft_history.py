@@ -7,6 +7,7 @@ The model is who may be where: each live request's visible positions, and nobody
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import traceback
 from collections import Counter
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import sglang.srt.speculative.dflash_worker_v2 as worker_module  # type: ignore[
 import torch  # type: ignore[import-not-found]  # in the base image only
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -229,7 +231,12 @@ def play(examples: int, steps: int, fault: str | None) -> dict[str, Any]:
         suppress_health_check=list(HealthCheck),
     )
     failure = None
-    with mock.patch.object(schedule_batch, "private_ring_enabled", return_value=True), FAULTS[fault]():
+    with (
+        tempfile.TemporaryDirectory() as home,
+        mock.patch.object(schedule_batch, "private_ring_enabled", return_value=True),
+        FAULTS[fault](),
+    ):
+        set_hypothesis_home_dir(home)  # its default is the working folder, which may be read-only
         try:
             run_state_machine_as_test(History, settings=ways)  # type: ignore[no-untyped-call]
         except Exception as error:
