@@ -4,7 +4,7 @@ LINE ?= qwen3.8-27b
 BUILD = $(PYTHON) build.py
 DEV = .build/venv-dev/bin/python
 
-.PHONY: image check release checkpoint test lint bench engine engine-stop clean
+.PHONY: image check release recipes checkpoint test test-e2e lint bench engine engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -15,11 +15,17 @@ check:
 release:
 	$(BUILD) release --line $(LINE) $(if $(DRY_RUN),--dry-run) $(if $(ALLOW_DIRTY),--allow-dirty) $(or $(REPOSITORY),$(error say where to: make release REPOSITORY=127.0.0.1:5000/sglang-xpu))
 
+recipes:
+	$(BUILD) recipe --write --line $(LINE)
+
 checkpoint:
 	$(BUILD) checkpoint $(or $(SOURCE),$(error say which: make checkpoint SOURCE=owner/name@revision)) --role $(or $(ROLE),target) --line $(LINE) $(ARGS)
 
 test:
-	$(BUILD) setup --dev && $(DEV) -m pytest
+	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2 --dist loadgroup
+
+test-e2e:
+	$(BUILD) setup --dev && $(DEV) -m pytest tests/image/test_e2e_tier.py
 
 lint:
 	$(BUILD) setup --dev && $(DEV) -m ruff check . && $(DEV) -m ruff format --check . && $(DEV) -m mypy

@@ -74,6 +74,18 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """A way to serve: the words after ``launch_server``, and what start-up must make of them."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    mounts: dict[str, str]
+    """Folder in the container to the model's name in :attr:`Given.configs`."""
+    resolved: dict[str, Any]
+    graphs: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Given:
     """Everything that the checks compare the image with."""
 
@@ -92,6 +104,9 @@ class Given:
     base_environment: dict[str, str]
     defaults: dict[str, Default]
     architectures: dict[str, Architecture]
+    profiles: dict[str, Profile]
+    configs: dict[str, dict[str, Any]]
+    """``config.json`` of each model that a profile mounts."""
     features: tuple[Feature, ...]
     leftover_paths: tuple[Rule, ...]
     leftover_content: tuple[Rule, ...]
@@ -155,6 +170,11 @@ def _given(data: dict[str, Any], upstream: Path) -> Given:
             name: Architecture(entry["file"], tuple(entry.get("must_have", ())))
             for name, entry in data["architectures"].items()
         },
+        profiles={
+            name: Profile(tuple(row["argv"]), row["environment"], row["mounts"], row["resolved"], row["graphs"])
+            for name, row in data["profiles"].items()
+        },
+        configs=data["configs"],
         features=tuple(feature(row) for row in data["features"]),
         leftover_paths=tuple(Rule(row["pattern"], row["reason"]) for row in leftovers["paths"]),
         leftover_content=tuple(Rule(row["pattern"], row["reason"]) for row in leftovers["content"]),

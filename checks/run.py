@@ -29,9 +29,14 @@ class Row:
     problems: list[str] = field(default_factory=list)
     found: int = 0
     proofs: list[str] = field(default_factory=list)
+    table: list[dict[str, str]] = field(default_factory=list)
 
-    def note(self, properties: dict[str, Any]) -> None:
+    def note(self, properties: list[tuple[str, Any]]) -> None:
         """Take over what a verdict left in the properties of a test."""
+        self.table += [row for name, rows in properties if name == "table" for row in rows]
+        self._judge(dict(properties))
+
+    def _judge(self, properties: dict[str, Any]) -> None:
         if "problem" in properties:
             self.problems.append(properties["problem"])
             self.found += properties["problems"]
@@ -54,7 +59,8 @@ class Row:
         line = " ".join(reason.split())
         if len(line) > REASON_LIMIT:
             line = line[: REASON_LIMIT - 1] + "…"
-        return {"name": name, "status": status, "seconds": round(self.seconds, 3), "reason": line}
+        row = {"name": name, "status": status, "seconds": round(self.seconds, 3), "reason": line}
+        return row | {"table": self.table} if self.table else row
 
 
 class Rows:
@@ -76,9 +82,8 @@ class Rows:
                 row.errors.append(_crash(report.longrepr))
             return
         row.status = "ran"
-        properties = dict(report.user_properties)
-        row.note(properties)
-        if not report.passed and "problem" not in properties:
+        row.note(report.user_properties)
+        if not report.passed and "problem" not in dict(report.user_properties):
             row.errors.append(_crash(report.longrepr))
 
 

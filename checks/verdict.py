@@ -2,7 +2,7 @@
 
 import pytest
 
-PROBLEM, COUNT, PROOF = "problem", "problems", "proof"
+PROBLEM, COUNT, PROOF, TABLE = "problem", "problems", "proof", "table"
 """Names of the properties by which run.py reads a verdict from pytest's reports."""
 
 SHOWN = 50
@@ -19,6 +19,10 @@ class Verdict:
     def problem(self, text: str) -> None:
         """Note one problem: what is wrong and where, what was expected, what was found."""
         self._problems.append(" ".join(text.split()))
+
+    def table(self, rows: list[dict[str, str]]) -> None:
+        """Add rows that the report keeps for people who look something up."""
+        self._properties.append((TABLE, rows))
 
     def conclude(self, proof: str) -> None:
         """Fail with all problems, or else state in one line what was proven, with counts."""

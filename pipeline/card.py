@@ -6,21 +6,18 @@ a card whose section is not what is rendered now does not get published.
 """
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from pipeline import recipe
 from pipeline.checkpoint import mtp_head
 from pipeline.checkpoint.naming import MTP_PREFIX, module_of, on_disk
 from pipeline.checkpoint.rule import Case, Role, Undecided
 from pipeline.errors import CheckpointError
-from pipeline.files import PROJECT
-from pipeline.manifest import Line, Profile
+from pipeline.manifest import Line
+from pipeline.recipe import Recipe
+from pipeline.templates import render
 
-TEMPLATES = PROJECT / "recipes"
 BEGIN, END = "<!-- serving:begin -->\n", "<!-- serving:end -->\n"
 TOLD = (
     *("quant_method", "format", "num_bits", "bits", "type", "strategy", "group_size", "symmetric", "sym"),
@@ -36,29 +33,6 @@ class Head(NamedTuple):
     dtypes: tuple[str, ...]
     packed: bool
     """Stored quantised, with scales."""
-
-
-class Served(NamedTuple):
-    """A profile that serves the checkpoint."""
-
-    name: str
-    profile: Profile
-    command: str
-
-
-def render(template: str, **values: object) -> str:
-    """A template of ``recipes/`` filled in; a name without a value is an error, never an empty place."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # Markdown: whatever comes from a config goes through one of the two filters
-    )
-    environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    environment.filters["yaml"] = lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-    return environment.get_template(template).render(values)
 
 
 def section(line: Line, case: Case, repository: str) -> str:
@@ -81,6 +55,7 @@ def section(line: Line, case: Case, repository: str) -> str:
             role=case.role,
             line=line,
             served=served(line, repository, case.role),
+            card=recipe.FORMATS["model-card"],
         )
     except Undecided as error:
         raise CheckpointError(f"config.json: {error}", do="publish in a format that the gate decides") from error
@@ -120,25 +95,10 @@ def told(quantisation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{name}: {key}", json.dumps(found[key])
 
 
-def served(line: Line, repository: str, role: Role) -> list[Served]:
-    """Profiles of the line that name ``repository`` in this role."""
+def served(line: Line, repository: str, role: Role) -> list[Recipe]:
+    """Recipes of the line that use ``repository`` in this role."""
     rows = line.profiles.profiles.items()
-    return [Served(name, row, command(row)) for name, row in rows if repository == getattr(row, role)]
-
-
-def command(profile: Profile) -> str:
-    """The launch command that a profile's data gives, one flag per line."""
-    flags: dict[str, Any] = {"model-path": profile.target, "revision": profile.target_revision}
-    if profile.draft:
-        flags["speculative-draft-model-path"] = profile.draft
-    if profile.draft_revision:
-        flags["speculative-draft-model-revision"] = profile.draft_revision
-    flags |= {"context-length": profile.context_length, "max-total-tokens": profile.max_total_tokens}
-    flags |= {"max-mamba-cache-size": profile.max_mamba_cache_size, **profile.arguments}
-    texts = [f"{name}={shlex.quote(value)}" for name, value in profile.environment.items()]
-    texts.append("python3 -m sglang.launch_server")
-    texts += [f"--{key}" if value is True else f"--{key} {shlex.quote(str(value))}" for key, value in flags.items()]
-    return " \\\n  ".join(texts)
+    return [recipe.make(line, name) for name, row in rows if repository == getattr(row, role)]
 
 
 def _head(case: Case) -> Head | None:

@@ -157,14 +157,16 @@ def volume_entries(given: Mapping[str, Any], upstream: Mapping[str, bytes], chec
     return entries + [LayerEntry(f"lib/{path}", file) for path, file in pytest_files().items()]
 
 
-def pytest_files() -> dict[str, Path]:
-    """Python files and metadata of the installed pytest and of what it requires, by path below ``lib``.
+def pytest_files(*also: str) -> dict[str, Path]:
+    """Python files and metadata of the installed pytest, of what ``also`` names, and of what these require.
+
+    Keyed by path below ``lib``.
 
     Raises:
         HostError: one of them is not installed, or has compiled parts that another Python could not load.
     """
     files: dict[str, Path] = {}
-    todo, seen = ["pytest"], set[str]()
+    todo, seen = ["pytest", *also], set[str]()
     while todo:
         name = canonicalize_name(todo.pop())
         if name in seen:

@@ -13,12 +13,14 @@ from rich.table import Table
 from pipeline import console
 from pipeline.errors import CheckError, CheckpointError, EngineError, ManifestError, PipelineError
 from pipeline.files import BUILD, build_lock
-from pipeline.manifest import DEFAULT_LINE, load_line, read_yaml
+from pipeline.manifest import DEFAULT_LINE, Line, load_line, read_yaml
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 """Met while writing, when the system does not name the file."""
+
+FORMS = ("docker-run", "registry-page", "compose", "model-card", "json")
 
 line_option = click.option("--line", "line_name", default=DEFAULT_LINE, show_default=True, help="Release line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
@@ -626,6 +628,97 @@ def _show_engine(as_json: bool) -> None:
         return
     state = f"running, version {status.version}" if status.running else "not running"
     console.out.print(f"{status.kind} engine at {status.host}: {state}{f', pid {status.pid}' if status.pid else ''}")
+
+
+@main.command("recipe")
+@click.option("--profile", "profile_name", help="Which profile; --list shows them.")
+@click.option("--format", "form", type=click.Choice(FORMS), default=FORMS[0], show_default=True)
+@click.option("--list", "show", is_flag=True, help="List the profiles.")
+@click.option("--write", is_flag=True, help="Write docs/recipes/ and the block in README.md.")
+@click.option("--repository", help="Where an image without a release record will be.")
+@click.option("--models", help="Folder that holds the model folders.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of the server, inside and outside.")
+@click.option("--render-group", help="Group of the render nodes, if it shall not be asked of the machine.")
+@click.option("--device", "devices", multiple=True, help="Device folder instead of /dev/dri; may be repeated.")
+@click.option("--shm-size", help="Shared memory of the container.")
+@click.option("--ulimit", "ulimits", multiple=True, metavar="NAME=N", help="Instead of the profile's; may be repeated.")
+@line_option
+@json_option
+def show_recipe(
+    profile_name: str | None,
+    form: str,
+    show: bool,
+    write: bool,
+    repository: str | None,
+    models: str | None,
+    port: int | None,
+    render_group: str | None,
+    devices: tuple[str, ...],
+    shm_size: str | None,
+    ulimits: tuple[str, ...],
+    line_name: str,
+    as_json: bool,
+) -> None:
+    """Print how a profile is served, in one of its forms."""
+    from pipeline import pages
+    from pipeline import recipe as recipes
+
+    line = load_line(line_name)
+    if write:
+        for path in pages.write(line):
+            console.out.print(str(path))
+        return
+    if show:
+        _list_recipes(line, as_json)
+        return
+    if profile_name is None:
+        raise click.UsageError("--profile NAME, --list or --write")
+    machine: dict[str, Any] = {"models": models, "port": port, "devices": devices or None, "shm_size": shm_size}
+    machine["ulimits"] = _limits(ulimits) if ulimits else None
+    made = recipes.make(
+        line,
+        profile_name,
+        repository=repository or recipes.PLACEHOLDER,
+        render_group=render_group,
+        machine=machine,
+    )
+    if made.image.warning:
+        console.warn(made.image.warning)
+    sys.stdout.write(recipes.FORMATS["json" if as_json else form](made))
+
+
+def _list_recipes(line: Line, as_json: bool) -> None:
+    from pipeline import recipe as recipes
+
+    if as_json:
+        emit([recipes.make(line, name).as_json() for name in line.profiles.profiles])
+    else:
+        console.out.print(recipes.table(line))
+
+
+def _limits(given: tuple[str, ...]) -> dict[str, int]:
+    pairs = [text.partition("=") for text in given]
+    if bad := [name for name, _, value in pairs if not value.lstrip("-").isdigit()]:
+        raise click.UsageError(f"--ulimit {bad[0]}: expected NAME=NUMBER")
+    return {name: int(value) for name, _, value in pairs}
+
+
+@main.command("capacity")
+@click.option("--profile", "profile_name", required=True, help="Which profile.")
+@click.option("--tp", type=click.IntRange(1), help="Cards, if not the profile's.")
+@click.option("--memory-gib", type=click.FloatRange(1), help="Memory of one card, if not the manifest's.")
+@line_option
+@json_option
+def show_capacity(profile_name: str, tp: int | None, memory_gib: float | None, line_name: str, as_json: bool) -> None:
+    """Show what a profile takes of each card's memory, and what would fit."""
+    from pipeline import capacity
+
+    found = capacity.plan(load_line(line_name), profile_name, tp=tp, memory_gib=memory_gib)
+    if as_json:
+        emit(capacity.as_json(found))
+        return
+    console.out.print(capacity.table(found))
+    console.out.print(capacity.verdict(found))
 
 
 @main.command()

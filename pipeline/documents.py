@@ -115,6 +115,8 @@ class CheckResult(Document):
     seconds: float
     reason: str
     """One line: what was proven, or what is wrong and where."""
+    table: tuple[dict[str, str], ...] = ()
+    """What the check found out beside its verdict, for people who look something up."""
 
 
 class CheckReport(Document):

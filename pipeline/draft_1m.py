@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.card import render
 from pipeline.checkpoint import rope
 from pipeline.checkpoint.checkpoint import CARD, CONFIG, Checkpoint, config_text, dump, load
 from pipeline.checkpoint.rules.card import CardError, front_matter
@@ -23,6 +22,7 @@ from pipeline.documents import Document, Sha256
 from pipeline.errors import CheckpointError
 from pipeline.files import new_folder, write_atomic
 from pipeline.manifest import HubRevision
+from pipeline.templates import render
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile

@@ -13,7 +13,7 @@ from pipeline.base import LABEL_KIND, BaseImage
 from pipeline.compose import Composed
 from pipeline.console import step
 from pipeline.documents import RECORD_PATH, Inventory, Record
-from pipeline.errors import ImageError
+from pipeline.errors import ImageError, ManifestError
 from pipeline.files import BUILD, new_folder
 from pipeline.manifest import Line, SourceLayer
 from pipeline.oci import (
@@ -168,4 +168,37 @@ def facts(line: Line, record: Record, base: BaseImage, image: Image) -> dict[str
         "layer_paths": layer_paths(image, base.image),
         "environment": {"base": base.image.environment, "defaults": defaults},
         "architectures": {name: a.model_dump(mode="json") for name, a in line.release.architectures.items()},
+        **launches(line),
     }
+
+
+def launches(line: Line) -> dict[str, Any]:
+    """The profiles that this image serves, and the ``config.json`` of each model folder that they mount.
+
+    Raises:
+        ManifestError: a profile mounts a folder whose configuration the line does not keep.
+    """
+    profiles = {name: profile for name, profile in line.profiles.profiles.items() if profile.image is None}
+    rows = {
+        name: {
+            "argv": profile.argv,
+            "environment": profile.environment,
+            "mounts": profile.mounts,
+            "resolved": profile.resolved,
+            "graphs": profile.graphs.model_dump() if profile.graphs else {},
+        }
+        for name, profile in profiles.items()
+    }
+    folders = {folder for profile in profiles.values() for folder in profile.mounts.values()}
+    return {"profiles": rows, "configs": {folder: _config(line, folder) for folder in sorted(folders)}}
+
+
+def _config(line: Line, folder: str) -> dict[str, Any]:
+    path = line.folder / "configs" / folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ManifestError(
+            f"{path}: {error}", do=f"put the config.json of the model that profiles mount as {folder} there"
+        ) from None
+    return content

@@ -7,6 +7,7 @@ Three files: ``release.yaml`` (what goes into the image), ``profiles.yaml`` (how
 
 import datetime
 import difflib
+import json
 import re
 from collections.abc import Hashable, Iterator
 from pathlib import Path, PurePosixPath
@@ -206,28 +207,128 @@ class Release(Strict):
         return self
 
     @property
+    def variables(self) -> dict[str, str]:
+        """What the image sets."""
+        return {name: entry.value for name, entry in self.environment.items()}
+
+    @property
     def created(self) -> str:
         """The release date as RFC 3339, for image configs."""
         return datetime.datetime.strptime(self.release, "%Y%m%d").strftime("%Y-%m-%dT00:00:00Z")
+
+
+Flag = str | int | float | bool
+Flags = dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], Flag]
+"""Launch flags without the leading dashes; ``true`` is a flag without a value."""
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+How = Literal["graph", "eager", "none"]
+"""Captured once and replayed, launched kernel by kernel, or not there at all."""
+
+
+class Graphs(Strict):
+    """What runs as a captured device graph: three decisions that no single flag makes."""
+
+    target_verify: How
+    """The target's decode and verification step."""
+    draft: How
+    """The MTP head's steps, or the DFlash2 backbone."""
+    selector: How
+    """DFlash2's candidates and walk, which may stay eager beside a captured backbone."""
+
+
+class PublishedImage(Strict):
+    """An image that this project did not build."""
+
+    repository: str
+    tag: str
+    digest: Digest
+    python: str
+    """Name of its interpreter, as its own instructions call it."""
 
 
 class Profile(Strict):
     """One way to serve the model; rendered into recipes and parsed by the image's own argument parser."""
 
     why: str
+    """One sentence: what this profile is for."""
+    image: PublishedImage | None = None
+    """Somebody else's image that the profile documents; its flags are not checked against ours."""
     target: str
     """Hub id of the target checkpoint."""
     target_revision: str
     draft: str | None = None
+    """Hub id of the draft checkpoint, or of what ``draft_1m`` makes it from; none where the target has its own head."""
     draft_revision: str | None = None
     context_length: int
     max_total_tokens: int
     max_mamba_cache_size: int
-    arguments: dict[str, str | int | float | bool]
-    """Launch flags without the leading dashes; ``true`` is a flag without a value."""
-    environment: dict[str, str] = {}
+    mounts: dict[
+        Annotated[str, Field(pattern=r"^/[a-z0-9-]+$")], Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    ] = {}
+    """Folder in the container to folder below the models folder of the machine."""
+    arguments: Flags
+    without_draft: Flags = {}
+    """What takes the place of all ``speculative-*`` flags when the draft's mount is left out."""
+    environment: dict[VariableName, str] = {}
+    """Beyond the image's own defaults."""
+    graphs: Graphs | None = None
+    resolved: dict[str, Any] = {}
+    """``ServerArgs`` attributes that upstream's resolution fills or changes, and to what; a flag that is not named
+    here has to come out as it went in."""
+    measured: tuple[str, ...] = ()
+    """What was seen to work on cards, one sentence each."""
+    unmeasured: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
-    """What was never measured or must not be asked of it, one sentence each."""
+    """What must not be asked of it, one sentence each."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Profile":
+        if false := [name for name, value in self.arguments.items() if value is False]:
+            raise ValueError(f"{false[0]}: false is no flag; leave it out")
+        paths = {path for name, path in self.arguments.items() if name in MODEL_FLAGS}
+        if self.mounts and paths != set(self.mounts):
+            raise ValueError(f"mounts are {sorted(self.mounts)}, and the flags name {sorted(map(str, paths))}")
+        if bool(self.draft) != bool(self.draft_revision):
+            raise ValueError("draft and draft_revision go together")
+        return self
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        """Every launch flag, in the order of the command line."""
+        sizes = {
+            "context-length": self.context_length,
+            "max-total-tokens": self.max_total_tokens,
+            "max-mamba-cache-size": self.max_mamba_cache_size,
+        }
+        speculative = {name: value for name, value in self.arguments.items() if name.startswith(SPECULATIVE)}
+        return {**_without(self.arguments, speculative), **sizes, **speculative}
+
+    @property
+    def argv(self) -> list[str]:
+        """The words after ``python3 -m sglang.launch_server``, without host and port."""
+        return words_of(self.flags)
+
+    @property
+    def graph_batches(self) -> tuple[int, ...]:
+        """Batch sizes of the decode graphs; none where decode graphs are off, as they are by default on XPU."""
+        decode = json.loads(str(self.arguments.get("cuda-graph-config", "{}"))).get("decode", {})
+        return tuple(decode.get("bs", ())) if decode.get("backend") == "full" else ()
+
+
+def words_of(flags: Flags) -> list[str]:
+    """Flags as words of a command line."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def _without(mapping: dict[str, Flag], names: dict[str, Flag]) -> dict[str, Flag]:
+    return {name: value for name, value in mapping.items() if name not in names}
+
+
+SPECULATIVE = "speculative-"
+MODEL_FLAGS = ("model-path", "speculative-draft-model-path")
 
 
 class HubRevision(Strict):
@@ -256,18 +357,135 @@ class Draft1M(Strict):
         return value
 
 
+class Choice(Strict):
+    """A kind of work, and the profile to begin with."""
+
+    workload: str
+    profile: Name
+    why: str
+
+
+class Machine(Strict):
+    """What a container gets of the machine; each is a default that ``build.py recipe`` lets one change."""
+
+    cards: int
+    card: str
+    card_memory_gib: int
+    models: str
+    """Folder that holds the model folders, absolute or below the working directory."""
+    port: int
+    devices: tuple[str, ...]
+    """Device folders, both passed on and mounted: the links in ``by-path`` are no devices."""
+    groups: tuple[str, ...]
+    """Groups of the container beside the machine's render group, whose number differs between machines."""
+    ipc: str
+    shm_size: str
+    capabilities: tuple[str, ...]
+    security: tuple[str, ...]
+    ulimits: dict[str, int]
+    restart: str
+
+
+class TargetShape(Strict):
+    """Dimensions of the target's language model, and what its checkpoint weighs."""
+
+    layers: int
+    full_attention_every: int
+    """Every so-manyth layer has full attention and a KV cache; the others a recurrent state."""
+    kv_heads: int
+    head_dim: int
+    linear_key_heads: int
+    linear_value_heads: int
+    linear_key_dim: int
+    linear_value_dim: int
+    conv_taps: int
+    weights_gib: float
+
+
+class DraftShape(Strict):
+    """Dimensions of the DFlash2 draft, and what its checkpoint weighs."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    weights_gib: float
+
+
+class Shapes(Strict):
+    """What the capacity arithmetic counts with."""
+
+    target: TargetShape
+    draft: DraftShape
+
+
+class Common(Strict):
+    """What comes before the own entries of every profile; one of somebody else's image gets none of it."""
+
+    arguments: Flags = {}
+    resolved: dict[str, Any] = {}
+
+
 class Profiles(Strict):
     """``profiles.yaml``."""
 
+    common: Common = Common()
     profiles: dict[Name, Profile]
     default: Name | None = None
+    default_why: str | None = None
+    choices: tuple[Choice, ...] = ()
+    machine: Machine | None = None
+    shapes: Shapes | None = None
     draft_1m: Draft1M | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_common(cls, document: Any) -> Any:
+        match document:
+            case {"common": dict(common), "profiles": dict(rows)}:
+                return {**document, "profiles": {name: _merged(common, row) for name, row in rows.items()}}
+        return document
+
     @model_validator(mode="after")
-    def _draft_is_for_a_profile(self) -> "Profiles":
-        if self.draft_1m and self.draft_1m.profile and self.draft_1m.profile not in self.profiles:
-            raise ValueError(f"draft_1m names the profile {self.draft_1m.profile!r}, which profiles does not define")
+    def _names_exist(self) -> "Profiles":
+        named = {"default": self.default, "draft_1m": self.draft_1m.profile if self.draft_1m else None}
+        named |= {f"choices.{number}": choice.profile for number, choice in enumerate(self.choices)}
+        for where, name in named.items():
+            if name and name not in self.profiles:
+                raise ValueError(f"{where} names the profile {name!r}, which profiles does not define")
         return self
+
+    @model_validator(mode="after")
+    def _derived_draft_is_of_its_source(self) -> "Profiles":
+        if self.draft_1m and self.draft_1m.profile:
+            profile, source = self.profiles[self.draft_1m.profile], self.draft_1m.source
+            if (profile.draft, profile.draft_revision) != (source.repository, source.revision):
+                raise ValueError(f"draft_1m.source is not the draft of the profile {self.draft_1m.profile!r}")
+        return self
+
+    def named(self, name: str) -> Profile:
+        """A profile.
+
+        Raises:
+            ManifestError: there is none of that name.
+        """
+        if name not in self.profiles:
+            raise ManifestError(
+                f"no profile {name!r}", found=", ".join(self.profiles) or "none", do="build.py recipe --list"
+            )
+        return self.profiles[name]
+
+    def is_derived(self, name: str) -> bool:
+        """Whether the profile's draft is made by ``build.py draft-1m`` instead of downloaded."""
+        return self.draft_1m is not None and self.draft_1m.profile == name
+
+
+def _merged(common: dict[str, Any], row: Any) -> Any:
+    """A profile as written, with the common entries first; what has another form is left for the schema to refuse."""
+    if not isinstance(row, dict) or "image" in row:
+        return row
+    pairs = {key: (common.get(key), row.get(key, {})) for key in ("arguments", "resolved")}
+    merged = {key: {**a, **b} for key, (a, b) in pairs.items() if isinstance(a, dict) and isinstance(b, dict)}
+    return {**row, **merged}
 
 
 class LockedBase(Strict):

@@ -8,7 +8,7 @@ from pipeline.checkpoint.report import Report, Result, Status, judge
 from pipeline.checkpoint.rule import DEFAULT_MODE, Case, Mode, Role
 from pipeline.checkpoint.rules import RULES
 from pipeline.checkpoint.source import Source, open_source
-from pipeline.errors import CheckpointError, ManifestError
+from pipeline.errors import CheckpointError
 from pipeline.manifest import Line, Profile, PypiPin, SourceLayer
 
 
@@ -117,9 +117,4 @@ def named_profile(line: Line, name: str | None) -> tuple[str, Profile] | None:
     Raises:
         ManifestError: the line has no such profile.
     """
-    if name is None:
-        return None
-    profiles = line.profiles.profiles
-    if name not in profiles:
-        raise ManifestError(f"no profile {name!r} in line {line.name}", found=", ".join(profiles) or "none")
-    return name, profiles[name]
+    return None if name is None else (name, line.profiles.named(name))

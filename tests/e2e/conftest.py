@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch  # type: ignore[import-not-found]  # in the base image only
 
 from tests.e2e.support import tiny_models
 from tests.e2e.support.engines import Engines
-
-
-@dataclass(frozen=True)
-class Models:
-    """Folders of the checkpoints that every module may use."""
-
-    target: Path
-    draft: Path
+from tests.e2e.support.reference import Reference
+from tests.e2e.support.tiny_models import Models
 
 
 def _tree(variable: str, what: str) -> Path:
@@ -38,6 +32,7 @@ def _trees() -> tuple[Path, Path]:
 def pytest_configure() -> None:
     """Refuse a run without both trees before it collects anything."""
     _trees()
+    torch.set_num_threads(1)  # the engines have the cores
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +52,10 @@ def upstream_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engin
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A target with its MTP head, and a DFlash2 draft for it; made once, and the same every time."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny_models.make(folder)
-    return Models(folder / "target", folder / "draft")
+    return tiny_models.make(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def reference(models: Models) -> Reference:
+    """The target by transformers."""
+    return Reference(models.target)

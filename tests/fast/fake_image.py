@@ -197,6 +197,8 @@ class FakeImage:
                 },
             },
             "architectures": {"NewDraft": {"file": "sglang/srt/models/draft.py", "why": "", "must_have": ["Selector"]}},
+            "profiles": {},
+            "configs": {},
             "features": [
                 {
                     "id": "beta",
@@ -265,19 +267,23 @@ class FakeImage:
                     check(given, Verdict(properties))
                 except pytest.fail.Exception as failure:
                     failures.append(str(failure))
-                row.note(dict(properties))
+                row.note(properties)
                 name = check.__name__.removeprefix("test_")
                 rows[name] = row.close(name, "never ran")
         return Report(rows, "", 0, "\n".join(failures))
 
     def start(self, checks: Mapping[str, str] | None = None) -> Report:
-        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files."""
+        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files.
+
+        Without it, those run that judge a tree of files; the others need the real SGLang.
+        """
         volume = self._write_volume()
-        if checks is not None:
-            for file in volume.glob("test_*.py"):
+        judges = {f"{check.__name__}.py" for check in CHECK_FUNCTIONS} if checks is None else set()
+        for file in volume.glob("test_*.py"):
+            if file.name not in judges:
                 file.unlink()
-            for name, text in checks.items():
-                (volume / name).write_text(text)
+        for name, text in (checks or {}).items():
+            (volume / name).write_text(text)
         command = [sys.executable, "-s", "-B", str(volume / "run.py")]
         ended = subprocess.run(command, env=self.variables, capture_output=True, text=True, cwd="/", check=False)
         document = json.loads(ended.stdout)

@@ -230,6 +230,8 @@ def test_facts_are_what_the_checks_are_promised_as_json(tmp_path: Path, base: Ba
         "layer_paths": sorted([f"{P}/sglang/changed.py", f"{P}/sglang/new/deep/file.py", RECORD_PATH]),
         "environment": {"base": {"A": "1"}, "defaults": {"DEVICE": {"value": "v", "why": "w", "read_by": None}}},
         "architectures": architecture,
+        "profiles": {},
+        "configs": {},
     }
 
 

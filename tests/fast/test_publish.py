@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import card, cli
+from pipeline import card, cli, templates
 from pipeline.checkpoint.naming import MTP_EXCLUSIONS
 from pipeline.checkpoint.releases import release
 from pipeline.checkpoint.source import open_folder
@@ -304,9 +304,9 @@ def test_card_of_an_unquantised_target_and_of_a_draft(tmp_path: Path, line: Line
 
 def test_template_with_a_name_that_has_no_value_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, {"x.j2": "{{ missing }}"})
-    monkeypatch.setattr(card, "TEMPLATES", tmp_path)
+    monkeypatch.setattr(templates, "TEMPLATES", tmp_path)
     with pytest.raises(Exception, match="'missing' is undefined"):
-        card.render("x.j2")
+        templates.render("x.j2")
 
 
 def test_config_of_an_unknown_format_is_refused_by_name(folder: Path, line: Line) -> None:

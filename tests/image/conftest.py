@@ -1,7 +1,8 @@
 """The real image of the main line, built (or taken from the cache) and loaded into an engine once per run."""
 
 import contextlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pipeline import check, check_data, engine, stages
 from pipeline import image as images
 from pipeline.base import BaseImage
+from pipeline.check import Outcome
 from pipeline.compose import Composed
 from pipeline.documents import CheckReport
 from pipeline.files import BUILD, build_lock
@@ -28,8 +30,12 @@ class Real:
     image: Image
     engine: Engine
 
-    def check(self, image: Image, log: Path) -> CheckReport:
-        """Run the checks in ``image``, which may differ from the sound one, against what the sound one must be."""
+    def check(self, image: Image, log: Path, checks: Path = check.CHECKS) -> CheckReport:
+        """The report of :meth:`outcome`."""
+        return self.outcome(image, log, checks).report
+
+    def outcome(self, image: Image, log: Path, checks: Path) -> Outcome:
+        """Run checks in ``image``, which may differ from the sound one, against what the sound one must be."""
         self.engine.ensure_image(image, "planted", self.base.image)
         given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts()
         return check.run_checks(
@@ -37,7 +43,7 @@ class Real:
             image,
             given,
             self.composed.upstream,
-            check.CHECKS,
+            checks,
             subject=check.Subject(
                 self.base.kind,
                 self.base.image.digest,
@@ -45,7 +51,17 @@ class Real:
                 stages.manifest_digest(self.line),
             ),
             log=log,
-        ).report
+        )
+
+
+def only(checks: Collection[str], folder: Path) -> Path:
+    """A folder with the checks of these names and everything that they share."""
+
+    def others(_: str, names: list[str]) -> list[str]:
+        tests = [name for name in names if name.startswith("test_")]
+        return [name for name in tests if Path(name).stem.removeprefix("test_") not in checks]
+
+    return Path(shutil.copytree(check.CHECKS, folder / "checks", ignore=others))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("image", derandomize=True, deadline=None, database=None)
+settings.load_profile("image")
 HERE = Path(__file__).resolve().parent
 DRIVER_TIMEOUT_SECONDS = 600
 

@@ -168,6 +168,14 @@ class Engines(AbstractContextManager["Engines"]):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(zip(cases, pool.map(self.run, cases.values()), strict=True))
 
+    def refusal(self, case: Case) -> str:
+        """The error with which an engine ends that must not start, as ``Type: message``."""
+        try:
+            self.run(case)
+        except EngineDied as died:
+            return died.error
+        raise AssertionError(f"the engine started; expected a refusal of {dict(case.server_args)}")
+
     def _ask(self, request: str) -> str:
         self._wait_until_ready()
         with socket.socket(socket.AF_UNIX) as connection:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from tests.e2e.support.tiny_models import Shape
+from tests.e2e.support.tiny_models import SHAPE
 
 
-def prompt(number: int, length: int, shape: Shape = Shape()) -> list[int]:
+def prompt(number: int, length: int) -> list[int]:
     """The prompt of that number: always the same ids, none of them a stop or mask token."""
     draw = random.Random(number)
-    return [draw.randrange(shape.stop_token) for _ in range(length)]
+    return [draw.randrange(SHAPE.stop_token) for _ in range(length)]

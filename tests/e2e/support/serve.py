@@ -27,6 +27,10 @@ SPECULATIVE = "spec_"
 SERVER = ("max_total_num_tokens", "page_size", "max_mamba_cache_size", "mamba_radix_cache_strategy")
 """What of the server's state is answered; names of SGLang's ``/server_info``."""
 
+NEVER_REACHED = 256
+"""Tokens; an abort takes effect a few verifications after it was asked for."""
+FLUSH_SECONDS = 60
+
 
 class Session:
     """The steps that an engine can be asked for; each returns what is to be answered."""
@@ -41,22 +45,29 @@ class Session:
 
     def logprobs(self, prompts: list[list[int]], max_new_tokens: int) -> list[Step]:
         """As :meth:`generate`, with the target's log probability of each new token."""
-        outputs = self._engine.generate(
-            input_ids=prompts, sampling_params=_greedy(max_new_tokens), return_logprob=True
-        )
+        outputs = self._engine.generate(input_ids=prompts, sampling_params=_greedy(max_new_tokens), return_logprob=True)
         return [
             {**_measured(output), "logprobs": [value for value, *_ in output["meta_info"]["output_token_logprobs"]]}
             for output in outputs
         ]
 
+    def converse(self, prompt: list[int], replies: list[list[int]], max_new_tokens: int) -> list[Step]:
+        """One answer for the prompt, and one for all that was said after each reply."""
+        said, answers = list(prompt), []
+        for reply in [[], *replies]:
+            said += reply
+            answers += self.generate([said], max_new_tokens)
+            said += answers[-1]["ids"]
+        return answers
+
     def abort(self, prompts: list[list[int]], max_new_tokens: int, after: int) -> list[Step]:
-        """As :meth:`generate`, but the first prompt's request is aborted once it has ``after`` tokens."""
+        """As :meth:`generate`, but the first request goes on until it is aborted, once it has ``after`` tokens."""
         answers: list[Step] = self._engine.loop.run_until_complete(self._abort(prompts, max_new_tokens, after))
         return answers
 
     async def _abort(self, prompts: list[list[int]], max_new_tokens: int, after: int) -> list[Step]:
         first, *others = prompts
-        runs = [self._stream(first, max_new_tokens, after)]
+        runs = [self._stream(first, NEVER_REACHED, after)]
         runs += [self._stream(prompt, max_new_tokens, None) for prompt in others]
         return list(await asyncio.gather(*runs))
 
@@ -73,8 +84,12 @@ class Session:
         return _measured(last)
 
     def flush(self) -> Step:
-        """Empty the caches; answers whether the engine did."""
-        return {"flushed": bool(self._engine.flush_cache().success)}
+        """Empty the caches once no request is left; answers whether the engine did.
+
+        A request's last tokens leave before the scheduler has put it away, hence the wait.
+        """
+        flushing = self._engine.tokenizer_manager.flush_cache(timeout_s=FLUSH_SECONDS)
+        return {"flushed": bool(self._engine.loop.run_until_complete(flushing).success)}
 
 
 def _greedy(max_new_tokens: int) -> dict[str, Any]:
@@ -98,7 +113,6 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
         options = {name: value for name, value in step.items() if name != "do"}
         steps.append(getattr(session, step["do"])(**options))
     server = engine.get_server_info()
-    import psutil; me=psutil.Process(); print("CPU", [round(sum(q.cpu_times()[:2]),1) for q in [me, *me.children(recursive=True)]], flush=True)
     engine.shutdown()
     return {"sglang": sglang.__file__, "steps": steps, "server": {name: server.get(name) for name in SERVER}}
 
@@ -122,7 +136,7 @@ def _import_tree() -> None:
     import sglang
     import sglang.srt.managers.detokenizer_manager  # type: ignore[import-not-found]
     import sglang.srt.managers.scheduler  # type: ignore[import-not-found]
-    import sglang.srt.models.registry  # type: ignore[import-not-found]  # noqa: F401
+    import sglang.srt.models.registry  # type: ignore[import-not-found]
 
     sglang.Engine  # noqa: B018  (an import on first use)
 

@@ -67,7 +67,7 @@ class Call:
     """A function that changes a library's module once it is imported."""
 
     module: str
-    change: Callable[[ModuleType], None]
+    change: Callable[[Any], None]
     why: str
 
     def apply(self, module: ModuleType) -> None:
@@ -92,7 +92,7 @@ class _Event:
         return True
 
 
-def _device_calls(torch: ModuleType) -> None:
+def _device_calls(torch: Any) -> None:
     properties = SimpleNamespace(name="none", major=8, minor=0, multi_processor_count=4, total_memory=8 << 30)
     torch.cuda.get_device_properties = lambda *_: properties
     torch.cuda.get_device_capability = lambda *_: (properties.major, properties.minor)
@@ -103,12 +103,12 @@ def _device_calls(torch: ModuleType) -> None:
     torch.Tensor.record_stream = lambda *_: None
 
 
-def _first_configuration(triton: ModuleType) -> None:
+def _first_configuration(triton: Any) -> None:
     autotune = triton.autotune
     triton.autotune = lambda configs, key, **options: autotune(configs[:1], key, **options)
 
 
-def _boolean_masks(interpreter: ModuleType) -> None:
+def _boolean_masks(interpreter: Any) -> None:
     builder = interpreter.InterpreterBuilder
 
     def boolean(mask: Any) -> Any:

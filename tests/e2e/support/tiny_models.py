@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found]  # in the base image only
-from safetensors.torch import save_file  # type: ignore[import-not-found]
+from safetensors.torch import load_file, save_file  # type: ignore[import-not-found]
 
 Tensors = dict[str, torch.Tensor]
-WEIGHTS = "model.safetensors"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Shape:
         return self.vocabulary - 2
 
 
+SHAPE = Shape()
+"""Of the models that all tests share."""
 HEADS = 2
 ROPE_BASE = 100.0
 TARGET_ROTARY = 0.5
@@ -352,17 +354,66 @@ def draft_config(s: Shape) -> dict[str, Any]:
     return config if s.sliding_window is None else config | {"sliding_window": s.sliding_window}
 
 
-def save(folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True)
-    save_file(
-        {name: value.contiguous() for name, value in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"}
-    )
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+@dataclass(frozen=True)
+class Models:
+    """Folders of checkpoints that belong together."""
+
+    target: Path
+    draft: Path
 
 
-def make(folder: Path, s: Shape = Shape()) -> None:
-    """Write ``folder/target`` and ``folder/draft``."""
+def make(folder: Path, s: Shape = SHAPE) -> Models:
+    """Write ``folder/target`` and ``folder/draft``; the same bytes for the same shape."""
     words = language(s)
-    save(folder / "target", target_tensors(s, words), target_config(s))
-    save(folder / "draft", draft_tensors(s, words), draft_config(s))
+    models = Models(folder / "target", folder / "draft")
+    save(models.target, target_tensors(s, words), target_config(s))
+    save(models.draft, draft_tensors(s, words), draft_config(s))
+    return models
 
+
+def save(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
+    """Write a checkpoint as a new folder."""
+    folder.mkdir(parents=True)
+    dense = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(dense, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+Change = Callable[[Tensors, dict[str, Any]], None]
+"""Changes a checkpoint's tensors and config in place."""
+
+
+def drop(name: str) -> Change:
+    """Leave a tensor out."""
+
+    def change(tensors: Tensors, _config: dict[str, Any]) -> None:
+        del tensors[name]
+
+    return change
+
+
+def zero(name: str) -> Change:
+    """Fill a tensor with zeros."""
+
+    def change(tensors: Tensors, _config: dict[str, Any]) -> None:
+        tensors[name] = torch.zeros_like(tensors[name])
+
+    return change
+
+
+def declare(architecture: str) -> Change:
+    """Name another class in the config."""
+
+    def change(_tensors: Tensors, config: dict[str, Any]) -> None:
+        config["architectures"] = [architecture]
+
+    return change
+
+
+def changed(source: Path, folder: Path, change: Change) -> Path:
+    """Write a changed copy of a checkpoint as a new folder; returns that."""
+    tensors = load_file(source / WEIGHTS)
+    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    change(tensors, config)
+    save(folder, tensors, config)
+    return folder

@@ -9,65 +9,25 @@ largest difference between the backend's output and attention under the case's m
 
 from __future__ import annotations
 
-import hashlib
 from types import SimpleNamespace
 from typing import Any
 
 import sgl_kernel.flash_attn as kernel  # type: ignore[import-not-found]  # the stand-in in tests/tree/stubs
 import torch  # type: ignore[import-not-found]  # in the base image only
-from sglang.srt.configs.model_config import AttentionArch  # type: ignore[import-not-found]
 from sglang.srt.layers.attention.xpu_backend import XPUAttentionBackend  # type: ignore[import-not-found]
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # type: ignore[import-not-found]
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
 
 from .answer import Case, answer
+from .xpu_fakes import HEAD_DIM, Pool, fingerprint, model_runner, scattered_slots
 
-HEADS, KEY_HEADS, HEAD_DIM = 2, 1, 8
+HEADS, KEY_HEADS = 2, 1
 CONTEXT, PAGE, REQUESTS = 64, 4, 3
 
 
-class Pool:
-    """A filled KV cache; the tests write nothing, so every layer is one that shares an earlier layer's cache."""
-
-    def __init__(self) -> None:
-        random = torch.Generator().manual_seed(8)
-        self.k = torch.randn(REQUESTS * CONTEXT, KEY_HEADS, HEAD_DIM, generator=random)
-        self.v = torch.randn(REQUESTS * CONTEXT, KEY_HEADS, HEAD_DIM, generator=random)
-
-    def get_kv_buffer(self, _layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.k, self.v
-
-
-def scattered_slots() -> torch.Tensor:
-    """Cache slot of each position of each request: whole pages, in no order."""
-    random = torch.Generator().manual_seed(4)
-    pages = torch.randperm(REQUESTS * CONTEXT // PAGE, generator=random).view(REQUESTS, -1, 1)
-    return (pages * PAGE + torch.arange(PAGE)).view(REQUESTS, CONTEXT).to(torch.int32)
-
-
 def backend(pool: Pool, slots: torch.Tensor, page_size: int) -> Any:
-    model = SimpleNamespace(
-        is_encoder_decoder=False,
-        context_len=CONTEXT,
-        attention_arch=AttentionArch.MHA,
-        hf_text_config=SimpleNamespace(num_attention_heads=HEADS),
-    )
-    return XPUAttentionBackend(
-        SimpleNamespace(
-            sliding_window_size=None,
-            device="cpu",
-            req_to_token_pool=SimpleNamespace(req_to_token=slots),
-            token_to_kv_pool=pool,
-            kv_cache_dtype=torch.float32,
-            kv_cache_dtype_str="auto",
-            page_size=page_size,
-            is_hybrid_swa=False,
-            is_draft_worker=True,
-            attention_chunk_size=None,
-            model_config=model,
-        )
-    )
+    return XPUAttentionBackend(model_runner(pool, slots, heads=HEADS, page_size=page_size, is_draft_worker=True))
 
 
 def batch(metadata: str, queries: int, keys: torch.Tensor, encoder_lens: torch.Tensor | None) -> SimpleNamespace:
@@ -108,14 +68,6 @@ def radix_layer(case: Case) -> Any:
     )
 
 
-def fingerprint(value: Any) -> Any:
-    """A tensor as type, shape and digest of its bytes; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
-    return [str(value.dtype), list(value.shape), digest]
-
-
 def measure(case: Case) -> dict[str, Any]:
     masks = case["masks"]
     queries = len(masks[0])
@@ -123,7 +75,8 @@ def measure(case: Case) -> dict[str, Any]:
     # With cross-attention the masks' keys are the encoder's, ahead of the request's own tokens.
     cross = case["attention"] == "cross"
     encoder_lens, own_keys = (keys, torch.full_like(keys, queries)) if cross else (None, keys)
-    pool, slots, layer = Pool(), scattered_slots(), radix_layer(case)
+    pool = Pool(REQUESTS * CONTEXT, KEY_HEADS, torch.float32)
+    slots, layer = scattered_slots(REQUESTS, CONTEXT, PAGE), radix_layer(case)
     forward_batch = batch(case["metadata"], queries, own_keys, encoder_lens)
     q = torch.randn(len(masks) * queries, HEADS * HEAD_DIM, generator=torch.Generator().manual_seed(2))
 
@@ -158,7 +111,7 @@ def measure(case: Case) -> dict[str, Any]:
             kernel.mask(queries, keys_seen, call["causal"], call["window_size"])
             for keys_seen in call["cache_seqlens"].tolist()
         ],
-        "arguments": {name: fingerprint(value) for name, value in call.items()},
+        "arguments": fingerprint(call),
         "difference": float((output.view_as(expected).double() - expected).abs().max()),
     }
 

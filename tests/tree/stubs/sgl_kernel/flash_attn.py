@@ -1,4 +1,4 @@
-"""FlashAttention over a paged cache, as slow loops that say what they mean, with a record of every call."""
+"""FlashAttention over a paged cache, in FP64 and plain torch, with a record of every call."""
 
 from __future__ import annotations
 
@@ -44,13 +44,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: list[list
 
     q [queries, heads, dim], k and v [keys, key heads, dim]; query head h reads key head h * key heads / heads.
     """
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
-    for head in range(q.shape[1]):
-        group = head * k.shape[1] // q.shape[1]
-        scores = q[:, head].double() @ k[:, group].double().T * scale
-        weights = scores.masked_fill(~torch.tensor(seen), float("-inf")).softmax(dim=-1)
-        out[:, head] = weights @ v[:, group].double()
-    return out
+    k, v = (part.double().repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    weights = scores.masked_fill(~torch.tensor(seen), float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
 
 
 def flash_attn_with_kvcache(

@@ -1,0 +1,132 @@
+"""A process of its own: what SGLang makes of one command line, with a faked torch.xpu; JSON in, JSON out.
+
+Input: ``argv`` (words after ``launch_server``), ``attributes`` (names to read off the resolved ``ServerArgs``),
+``variables`` (names to read through SGLang's own ``envs``), ``lib`` (folders to import from, after the image's own).
+Output, on the real standard output:
+
+* ``unknown``: words that the parser does not know, abbreviations among them;
+* ``error`` and ``cures``: why start-up stops, and the flags that it does not stop without;
+* ``flags``: per flag of ``argv`` the attribute, the value as parsed and as resolved;
+* ``attributes``: per name its value; absent where there is no such attribute;
+* ``variables``: per name the value that ``envs`` gives; absent where SGLang declares no such variable.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def main() -> None:
+    """Answer one question."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # whatever SGLang prints is no answer
+    question = json.load(sys.stdin)
+    sys.path += question["lib"]
+
+    from fake_xpu import install  # type: ignore[import-not-found]  # beside this file
+
+    install()
+    result = judge(question["argv"], question["attributes"], question["variables"])
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        json.dump(result, stream, default=str)
+
+
+def judge(argv: Sequence[str], attributes: Sequence[str], variables: Sequence[str]) -> dict[str, Any]:
+    """Everything that the module's docstring promises."""
+    try:
+        parsed, unknown = _parser().parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        return {"error": str(error), "cures": [error.argument_name or ""]}
+    if unknown:
+        return {"unknown": [word for word in unknown if word.startswith("-")] or unknown}
+    try:
+        resolved = _resolve(argv)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "cures": _cures(argv)}
+    actions = {option: action for action in _parser()._actions for option in action.option_strings}
+    dests = {flag: actions[flag].dest for flag in _flags(argv)}
+    return {
+        "flags": {
+            flag: [dest, _plain(getattr(parsed, dest)), _plain(getattr(resolved, dest))] for flag, dest in dests.items()
+        },
+        "attributes": {name: _plain(getattr(resolved, name)) for name in attributes if hasattr(resolved, name)},
+        "variables": _variables(variables),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found]
+
+    # The server itself takes an abbreviation, which the next release may read as another flag.
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _resolve(argv: Sequence[str]) -> Any:
+    """The settings as the scheduler reads them.
+
+    Raises:
+        Exception: whatever SGLang raises where settings do not go together.
+    """
+    import torch  # type: ignore[import-not-found]
+    from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]
+    from sglang.srt.server_args import prepare_server_args
+
+    arguments = prepare_server_args(list(argv))
+    try:
+        # The parser has no choices for it, and a typo only fails when weights are placed.
+        torch.device(arguments.device or "xpu")
+    except RuntimeError:
+        raise ValueError(f"--device {arguments.device}: expected a device that torch knows") from None
+    arguments.resolve_once()
+    arguments.check_server_args()
+    return resolving_view(arguments)
+
+
+def _cures(argv: Sequence[str]) -> list[str]:
+    """Flags without which the command line resolves, each tried in a child: the message may name none of them."""
+    return [flag for flag in _flags(argv) if flag != "--model-path" and _resolves(_without(argv, flag))]
+
+
+def _resolves(argv: Sequence[str]) -> bool:
+    child = os.fork()
+    if child == 0:
+        try:
+            _resolve(argv)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _flags(argv: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(word.split("=")[0] for word in argv if word.startswith("--")))
+
+
+def _without(argv: Sequence[str], flag: str) -> list[str]:
+    """The command line without a flag and the words up to the next one."""
+    kept, skipping = [], False
+    for word in argv:
+        skipping = word.split("=")[0] == flag if word.startswith("--") else skipping
+        if not skipping:
+            kept.append(word)
+    return kept
+
+
+def _variables(names: Sequence[str]) -> dict[str, Any]:
+    from sglang.srt.environ import envs  # type: ignore[import-not-found]
+
+    return {name: _plain(getattr(envs, name).get()) for name in names if hasattr(envs, name)}
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The generated pages: one for each profile, an index, the registry's text, what was rejected, README.md's block."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline import recipe, rejected, release
+from pipeline.errors import ManifestError
+from pipeline.files import PROJECT, write_atomic
+from pipeline.manifest import Line, PypiPin, SourceLayer
+from pipeline.templates import render
+
+FOLDER = "docs/recipes"
+BEGIN, END = "<!-- recipes:begin -->", "<!-- recipes:end -->"
+
+
+def pages(line: Line, readme: str) -> dict[str, str]:
+    """Path below the project to text, of everything that is generated.
+
+    Args:
+        readme: README.md as it is.
+
+    Raises:
+        ManifestError: the profiles or README.md lack what a page needs.
+    """
+    recipes = [recipe.make(line, name) for name in line.profiles.profiles]
+    found = {f"{FOLDER}/{entry.name}.md": recipe.FORMATS["registry-page"](entry) for entry in recipes}
+    index = {"table": table(recipes, ""), "choices": recipe.choices(line)}
+    found[f"{FOLDER}/README.md"] = render("index.md.j2", line=line, **index)
+    ours = [entry for entry in recipes if entry.profile.image is None]
+    found[f"{FOLDER}/registry.md"] = render(
+        "registry-overview.md.j2",
+        line=line,
+        recipes=ours,
+        choices=recipe.choices(line, "`{}`".format),
+        sglang=sglang(line),
+        moving=release.tags(line, "published").moving,
+        reference=ours[0].image.text,
+    )
+    found["docs/rejected.md"] = rejected.page(line)
+    return {**found, "README.md": with_block(readme, table(recipes, f"{FOLDER}/"))}
+
+
+def table(recipes: list[recipe.Recipe], folder: str) -> str:
+    """The profiles as a Markdown table; ``folder`` leads to their pages."""
+    rows = ["| profile | for | tokens | at a time | graphs: target, draft, selector |", "|---|---|---|---|---|"]
+    for entry in recipes:
+        graphs = f"{entry.graphs.target_verify}, {entry.graphs.draft}, {entry.graphs.selector}"
+        mark = " (default)" if entry.name == entry.line.profiles.default else ""
+        cells = [f"[{entry.name}]({folder}{entry.name}.md){mark}", entry.profile.why]
+        cells += [f"{entry.profile.max_total_tokens:,}", str(entry.at_once), graphs]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def sglang(line: Line) -> str:
+    """The release that the tree starts from."""
+    first = line.release.layers[0]
+    pin = line.release.pins[first.source] if isinstance(first, SourceLayer) else None
+    return pin.version if isinstance(pin, PypiPin) else "of a commit"
+
+
+def with_block(readme: str, block: str) -> str:
+    """README.md with the block between its two markers exchanged.
+
+    Raises:
+        ManifestError: a marker is missing or stands twice.
+    """
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
+        raise ManifestError(
+            "README.md", expected=f"{BEGIN} and {END} once each, in this order", do="restore the markers"
+        )
+    return f"{readme[: readme.index(BEGIN)]}{BEGIN}\n{block}{readme[readme.index(END) :]}"
+
+
+def stale(line: Line, project: Path = PROJECT) -> Iterator[tuple[Path, str]]:
+    """Pages that are not what is rendered now, with what they should be; a page that no profile has is to be empty."""
+    wanted = pages(line, (project / "README.md").read_text(encoding="utf-8"))
+    for name, text in wanted.items():
+        path = project / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            yield path, text
+    known = {project / name for name in wanted}
+    yield from ((path, "") for path in sorted((project / FOLDER).glob("*.md")) if path not in known)
+
+
+def write(line: Line, project: Path = PROJECT) -> list[Path]:
+    """Write what is stale, remove pages of profiles that are gone; the paths."""
+    changed = list(stale(line, project))
+    for path, text in changed:
+        if text:
+            write_atomic(path, text.encode())
+        else:
+            path.unlink()
+    return [path for path, _ in changed]

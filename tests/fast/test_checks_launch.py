@@ -1,0 +1,136 @@
+"""What the launch check makes of the resolver's answers; the resolver itself runs in the image (tests/image)."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks import resolver
+from checks.given import Profile
+from checks.test_launch import captured, problems, rows
+
+DECODE = {"backend": "full", "bs": [1, 2], "max_bs": 2}
+
+
+@pytest.fixture
+def profile() -> Profile:
+    """A profile with a draft, and one expectation that no flag states."""
+    return Profile(
+        argv=("--model-path", "/model", "--page-size", "64"),
+        environment={"SGLANG_RING": "1"},
+        mounts={"/model": "target"},
+        resolved={"sampling_backend": "intel_xpu"},
+        graphs={"target_verify": "graph", "draft": "graph", "selector": "graph"},
+    )
+
+
+@pytest.fixture
+def answer() -> dict[str, Any]:
+    """A sound answer to it."""
+    return {
+        "flags": {
+            "--page-size": ["page_size", 64, 64],
+            "--cuda-graph-config": ["cuda_graph_config", {"decode": {"bs": [1, 2]}}, {"decode": DECODE}],
+        },
+        "attributes": {
+            "page_size": 64,
+            "sampling_backend": "intel_xpu",
+            "speculative_algorithm": "DFLASH",
+            "cuda_graph_config": {"decode": DECODE},
+        },
+        "variables": {"SGLANG_RING": True, "SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": False},
+    }
+
+
+def test_sound(profile: Profile, answer: dict[str, Any]) -> None:
+    assert list(problems(profile, answer)) == []
+    table = rows("p", profile, profile.environment, answer)
+    assert table[0] == {"profile": "p", "name": "--page-size", "given": "64", "resolved": "64"}
+    assert [row["name"] for row in table][2:4] == ["sampling_backend", "SGLANG_RING"]
+    assert [row["resolved"] for row in table][-3:] == ["graph"] * 3
+
+
+def test_unknown_flag(profile: Profile) -> None:
+    [problem] = problems(profile, {"unknown": ["--speculative-dflash-draft-window-size"]})
+    assert problem == ("--speculative-dflash-draft-window-size: expected flags of this image, found none of that name")
+
+
+@pytest.mark.parametrize(
+    ("cures", "said"), [(["--page-size", "--x"], "starts without --page-size, --x)"), ([], "without no single flag)")]
+)
+def test_refused(profile: Profile, cures: list[str], said: str) -> None:
+    [problem] = problems(profile, {"error": "AssertionError: no_buffer only supports page_size=1.", "cures": cures})
+    assert "found: AssertionError: no_buffer only supports page_size=1." in problem
+    assert problem.endswith(said)
+
+
+def test_overridden(profile: Profile, answer: dict[str, Any]) -> None:
+    answer["flags"]["--page-size"][2] = 128
+    assert list(problems(profile, answer)) == ["--page-size: start-up accepts 64 and then uses 128"]
+
+
+def test_a_key_of_a_nested_setting_is_overridden(profile: Profile, answer: dict[str, Any]) -> None:
+    answer["flags"]["--cuda-graph-config"][2] = {"decode": {"bs": [1]}}
+    [problem] = problems(profile, answer)
+    assert problem.startswith("--cuda-graph-config: start-up accepts {'decode': {'bs': [1, 2]}} and then uses")
+
+
+def test_an_override_that_the_profile_states_is_none(profile: Profile, answer: dict[str, Any]) -> None:
+    answer["flags"]["--page-size"][2] = 128
+    profile.resolved["page_size"] = 128
+    assert list(problems(profile, answer)) == []
+
+
+@pytest.mark.parametrize(("found", "said"), [("pytorch", "'pytorch'"), (None, "no such attribute")])
+def test_another_choice(profile: Profile, answer: dict[str, Any], found: str | None, said: str) -> None:
+    answer["attributes"]["sampling_backend"] = found
+    if found is None:
+        del answer["attributes"]["sampling_backend"]
+    assert list(problems(profile, answer)) == [
+        f"sampling_backend: expected start-up to choose 'intel_xpu', found {said}"
+    ]
+
+
+def test_a_variable_that_nothing_declares(profile: Profile, answer: dict[str, Any]) -> None:
+    del answer["variables"]["SGLANG_RING"]
+    [problem] = problems(profile, answer)
+    assert problem == "SGLANG_RING=1: expected a variable that SGLang declares, found none of that name"
+
+
+@pytest.mark.parametrize(
+    ("change", "graphs"),
+    [
+        ({}, ("graph", "graph", "graph")),
+        ({"SGLANG_DFLASH_DISABLE_DRAFT_GRAPH": True}, ("graph", "eager", "eager")),
+        ({"SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": True}, ("graph", "graph", "eager")),
+        ({"decode": "disabled"}, ("eager", "eager", "eager")),
+        ({"algorithm": "EAGLE"}, ("graph", "graph", "none")),
+        ({"algorithm": None}, ("graph", "none", "none")),
+    ],
+)
+def test_graph_decisions(answer: dict[str, Any], change: dict[str, Any], graphs: tuple[str, str, str]) -> None:
+    attributes = answer["attributes"]
+    attributes["cuda_graph_config"] = {"decode": {**DECODE, "backend": change.pop("decode", "full")}}
+    attributes["speculative_algorithm"] = change.pop("algorithm", "DFLASH")
+    answer["variables"] |= change
+    assert tuple(captured(answer).values()) == graphs
+
+
+def test_another_graph_decision(profile: Profile, answer: dict[str, Any]) -> None:
+    answer["variables"]["SGLANG_DFLASH_EAGER_DRAFT_SAMPLER"] = True
+    assert list(problems(profile, answer)) == ["graph of selector: expected graph, start-up resolves to eager"]
+
+
+def test_the_words_of_a_flag_go_with_it() -> None:
+    argv = ["--a", "1", "--bs", "1", "2", "--flag", "--c=3"]
+    assert resolver._flags(argv) == ["--a", "--bs", "--flag", "--c"]
+    assert resolver._without(argv, "--bs") == ["--a", "1", "--flag", "--c=3"]
+    assert resolver._without(argv, "--flag") == ["--a", "1", "--bs", "1", "2", "--c=3"]
+    assert resolver._without(argv, "--c") == argv[:-1]
+
+
+def test_the_resolver_imports_without_sglang() -> None:
+    """Its process starts by importing it; SGLang and the fake come after the search path is set."""
+    assert "sglang" not in sys.modules
+    assert Path(resolver.__file__).name == "resolver.py"

@@ -1,0 +1,152 @@
+"""Size and build the pools of a served profile with SGLang's own KVCacheConfigurator, on the device "meta".
+
+Tensors of that device have shapes and no memory, so a pool of a million tokens is made as on a card. A case: ``name``;
+``flags`` (``ServerArgs`` attributes); ``yarn`` (which revision of the target); ``dflash2`` (false: the MTP head);
+``ring_rows`` (rows of the draft's pool where rings give it a size of its own, else null); ``tp``; ``free`` and
+``total`` (bytes free after and before the weights are loaded). Answer: the tokens and requests that the configurator
+settles on, and the bytes of each pool that it then builds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch  # type: ignore[import-not-found]  # in the base image only
+from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
+from sglang.srt.mem_cache import kv_cache_configurator, memory_pool  # type: ignore[import-not-found]
+from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig  # type: ignore[import-not-found]
+from sglang.srt.model_executor.model_runner_components.layer_setup import (  # type: ignore[import-not-found]
+    ModelLayerInfo,
+)
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (  # type: ignore[import-not-found]
+    SpecAuxHiddenStateConfig,
+)
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig  # type: ignore[import-not-found]
+from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # type: ignore[import-not-found]
+from support import model_configs  # type: ignore[import-not-found]  # beside the drivers
+
+from .answer import Case, answer
+
+GIB = 1 << 30
+
+
+def draft_pool(case: Case, target: MemoryPoolConfig) -> MemoryPoolConfig:
+    """What DFlashWorkerV2.alloc_memory_pool hands to the draft's configurator."""
+    if case["ring_rows"] is None:
+        return target
+    return MemoryPoolConfig(case["ring_rows"], max_running_requests=target.max_running_requests)
+
+
+def configurator(case: Case, config: Any, *, draft: Any, layers: int, taken_over: dict[str, Any] | None = None) -> Any:
+    """A configurator of one worker; ``taken_over`` is what a draft's worker gets from the target's."""
+    alone = {"req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None}
+    algorithm = SpeculativeAlgorithm.from_string(case["flags"]["speculative_algorithm"])
+    auxiliary = SpecAuxHiddenStateConfig(
+        eagle_draft_num_layers=1 if draft is None else None,
+        dflash_draft_num_layers=draft.num_hidden_layers if draft is not None else None,
+        draft_model_config=draft,
+    )
+    return kv_cache_configurator.KVCacheConfigurator(
+        device="meta",
+        gpu_id=0,
+        attn_dp_size=1,
+        pp_size=1,
+        pp_group=None,
+        model=None,
+        model_config=config,
+        server_args=SimpleNamespace(enable_hisparse=False),
+        kv_cache_dtype=torch.bfloat16,
+        kv_cache_dtype_str="auto",
+        model_dtype=torch.bfloat16,
+        page_size=case["flags"]["page_size"],
+        sliding_window_size=None,
+        spec_algorithm=algorithm,
+        is_draft_worker=taken_over is not None,
+        post_capture_kv_active=False,
+        spec_aux_config=auxiliary,
+        is_hybrid_swa=False,
+        is_hybrid_swa_compress=False,
+        use_mla_backend=False,
+        layer_info=ModelLayerInfo(start_layer=0, end_layer=layers, num_effective_layers=layers),
+        forward_stream=None,
+        **(taken_over or alone),
+    )
+
+
+def size_of(tensors: Any) -> int:
+    """Bytes of tensors in whatever lists they lie."""
+    if isinstance(tensors, torch.Tensor):
+        return int(tensors.numel() * tensors.element_size())
+    return sum(map(size_of, tensors)) if isinstance(tensors, list | tuple) else 0
+
+
+def kv_bytes(pool: Any) -> int:
+    inner = getattr(pool, "full_kv_pool", pool)
+    return size_of(inner.k_buffer) + size_of(inner.v_buffer)
+
+
+def stand_ins(case: Case) -> Iterator[Any]:
+    """Contexts that give the answers which otherwise come from a device, a process group or a parsed command line."""
+    yield get_context().override_server_args(**case["flags"], tp_size=case["tp"], cuda_graph_config=CudaGraphConfig())
+    world = SimpleNamespace(cpu_group=None)
+    yield get_parallel().override(tp_size=case["tp"], attn_tp_size=case["tp"], world_group=world)
+    answers = {"get_available_gpu_memory": case["free"] / GIB, "get_device_memory_capacity": case["total"] >> 20}
+    for name, value in answers.items():
+        yield mock.patch.object(kv_cache_configurator, name, return_value=value)
+    # What the device "meta" lacks; nothing runs on it, so any module will do, and no kernel needs a warm-up.
+    yield mock.patch.object(torch, "get_device_module", return_value=torch.cpu)
+    yield mock.patch.object(memory_pool.MHATokenToKVPool, "_init_kv_copy_and_warmup")
+
+
+def read(folder: Path, *, is_draft_model: bool = False) -> Any:
+    return ModelConfig(str(folder), dtype="bfloat16", is_draft_model=is_draft_model)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for context in stand_ins(case):
+            stack.enter_context(context)
+        target = model_configs.write(folder / "target", model_configs.target(case["yarn"]))
+        draft = None
+        if case["dflash2"]:
+            draft = read(model_configs.write(folder / "draft", model_configs.draft(case["yarn"])), is_draft_model=True)
+        config = read(target)
+        result = configurator(case, config, draft=draft, layers=config.num_hidden_layers).configure(
+            pre_model_load_memory=case["total"] / GIB
+        )
+        shared = {
+            # A window has a request table of its own, see DFlashWorkerV2.alloc_memory_pool.
+            "req_to_token_pool": None if draft else result.req_to_token_pool,
+            "token_to_kv_pool_allocator": result.token_to_kv_pool_allocator,
+            "memory_pool_config": draft_pool(case, result.memory_pool_config),
+        }
+        head, layers = (draft, draft.num_hidden_layers) if draft else (read(target, is_draft_model=True), 1)
+        drafted = configurator(case, head, draft=draft, layers=layers, taken_over=shared).configure(
+            pre_model_load_memory=case["total"] / GIB
+        )
+    pool = result.req_to_token_pool.mamba_pool
+    tables = {id(made.req_to_token_pool): made.req_to_token_pool.req_to_token for made in (result, drafted)}
+    return {
+        "tokens": result.max_total_num_tokens,
+        "requests": result.max_running_requests,
+        "bytes": {
+            "target KV": kv_bytes(result.token_to_kv_pool),
+            "draft KV": kv_bytes(drafted.token_to_kv_pool),
+            "recurrent states": size_of(pool.mamba_cache.conv) + size_of(pool.mamba_cache.temporal),
+            "states of a verification": size_of(pool.mamba_cache.intermediate_ssm)
+            + size_of(pool._intermediate_conv_window_phys),
+            "request tables": size_of(list(tables.values())),
+        },
+    }
+
+
+if __name__ == "__main__":
+    answer(measure)

@@ -1,0 +1,376 @@
+"""Oracles of xpu-verify-rows, xpu-linear-drafts, xpu-graph-page-room and xpu-graph-modes.
+
+The real XPUAttentionBackend prepares its metadata, eager and for graphs (its fill kernel runs in Triton's interpreter);
+the attention kernel is a stand-in in FP64 that computes what its arguments mean. The driver's reference goes token by
+token through the cache slots and knows neither pages nor batches.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.tree.conftest import Tree
+
+# FP64 of two orders of summation; a wrong key, length or page changes outputs by hundredths.
+EXACT = 1e-12
+PAGE = 64
+BUCKETS = (1, 2, 4, 8)
+# Committed tokens by request. With 8 tokens to verify: across a page's end, from a page's start, up to a page's end,
+# within one, below a window of 100, at it, across a local-attention chunk of 128, and several pages on.
+LENS = [57, 64, 56, 1, 99, 100, 124, 380]
+GRID = [(bs, tokens) for bs in range(1, 9) for tokens in range(1, 9)]
+LINEAR = ("eagle", "frozen kv mtp", "dflash")
+
+
+def eager(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "kind": "eager", "spec": "eagle", **fields}
+
+
+def grid_case(bs: int, tokens: int) -> dict[str, Any]:
+    """The longest request is in every batch, so that each has short and long ones."""
+    return eager(f"{bs} requests of {tokens}", lens=LENS[8 - bs :], tokens=tokens)
+
+
+EAGER = [
+    *(grid_case(bs, tokens) for bs, tokens in GRID),
+    *(eager(f"{spec} input", lens=LENS, tokens=8, spec=spec) for spec in LINEAR),
+    *(eager(f"sliding-window pool, {tokens} tokens", lens=LENS, tokens=tokens, swa_pool=True) for tokens in (3, 8)),
+    *(eager(f"local attention, {tokens} tokens", lens=LENS, tokens=tokens, chunk=128) for tokens in (3, 8)),
+]
+# Quantised keys and values: if forward_extend ever passes factors of [batch size, heads], rows need more of them.
+DESCALE = eager("quantised cache", lens=LENS[:2], tokens=8, runner={"kv_cache_dtype_str": "fp8_e4m3"})
+
+
+DRAFT_RUNNER = {"is_draft_worker": True}
+
+
+def left_alone(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "kind": "metadata", "switch": True, "lens": LENS[:4], "tokens": 4, **fields}
+
+
+# What is no linear verification on the target's runner.
+LEFT_ALONE = [
+    left_alone("draft block of DFLASH", spec="dflash draft block", runner=DRAFT_RUNNER),
+    left_alone("draft block of DFLASH in a graph", spec="dflash draft block", runner=DRAFT_RUNNER, graph=1),
+    left_alone("tree", spec="tree", topk=2),
+    left_alone("tree on a backend for chains", spec="tree"),
+    left_alone("tree in a graph", spec="tree", graph=1),
+    left_alone("NGRAM", spec="ngram"),
+    left_alone("NGRAM in a graph", spec="ngram", graph=1),
+    left_alone("DFLASH with a mask", spec="dflash with mask"),
+    left_alone("DFLASH with lengths of its own", spec="dflash ragged"),
+    left_alone("MLA", spec="eagle", runner={"mla": True}),
+    left_alone("MLA in a graph", spec="eagle", runner={"mla": True}, graph=1),
+    left_alone("encoder-decoder", spec="eagle", runner={"is_encoder_decoder": True}, encoder=[5, 6, 7, 8]),
+]
+SWITCHED_OFF = [
+    {**left_alone(f"switched off: {spec}{' in a graph' if graph else ''}", spec=spec, graph=graph), "switch": False}
+    for spec in LINEAR
+    for graph in (0, 1)
+]
+NONCAUSAL = {"name": "noncausal layer", "kind": "noncausal", "switch": True, "lens": LENS[:2], "tokens": 4}
+
+
+def step(mode: str, lens: list[int], **fields: Any) -> dict[str, Any]:
+    return {"mode": mode, "lens": lens, **fields}
+
+
+def lens_of(bs: int, turn: int) -> list[int]:
+    """Different requests and lengths on each turn, none below the 8 tokens of a draft extend."""
+    return [(LENS[(i + turn) % 8] + 37 * turn) % 380 + 8 for i in range(bs)]
+
+
+def everything(modes: tuple[str, ...], **replays: Any) -> list[dict[str, Any]]:
+    """Capture each mode in each bucket, largest first as the runner does, then replay all of them, twice, in turns
+    that put another bucket and another mode between any two replays of one graph."""
+    captures = [step(mode, [1] * bs, capture=True, attend=False) for mode in modes for bs in BUCKETS[::-1]]
+    if "draft extend" in modes:
+        captures = [{**each, "lens": [8] * len(each["lens"])} for each in captures]
+    return captures + [step(mode, lens_of(bs, turn), **replays) for turn in (1, 2) for bs in BUCKETS for mode in modes]
+
+
+MODES = ("verify", "decode", "draft extend")
+GRAPHS: dict[str, dict[str, Any]] = {
+    "rows": {"switch": True, "steps": everything(MODES)},
+    "rows, sliding-window pool": {"switch": True, "swa_pool": True, "steps": everything(("verify",))},
+    "requests": {"switch": False, "steps": everything(MODES)},
+}
+# A target whose request 1 is full: its draft tokens lie behind a context of whole pages.
+FULL = [
+    step("verify", [1, 1], capture=True, attend=False),
+    step("verify", [448 - 8, 448], attend=False),
+    step("verify", [448, 448], attend=False),
+]
+DECODE_AFTER_VERIFY = [
+    step("decode", [1] * 4, capture=True, attend=False),
+    step("verify", [1] * 4, capture=True, attend=False),
+    step("verify", LENS[:4], attend=False),
+    step("decode", LENS[:4], attend=False),
+]
+IDLE = [step("decode", [1, 1], capture=True, attend=False), step("idle", LENS[:2], attend=False)]
+UNCAPTURED = [step("verify", [1, 1], capture=True, attend=False), step("decode", LENS[:2])]
+
+
+def graph(name: str, steps: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    return {"name": name, "kind": "graph", "spec": "dflash", "tokens": 8, "steps": steps, **fields}
+
+
+OURS_ONLY = [graph(name, **fields) for name, fields in GRAPHS.items()] + [
+    graph("full, in rows", [{**each, "attend": not each.get("capture")} for each in FULL], switch=True)
+]
+BOTH = [
+    graph("full", FULL),
+    graph("decode after verify", DECODE_AFTER_VERIFY),
+    graph("idle", IDLE),
+    graph("uncaptured", UNCAPTURED),
+    graph("verify only", everything(("verify",), attend=False)),
+    graph("draft extend only", everything(("draft extend",), attend=False)),
+]
+WIDTHS = [
+    {
+        "name": f"{context} tokens, {tokens} at a time, switch {switch}",
+        "kind": "width",
+        "context": context,
+        "tokens": tokens,
+        "switch": switch,
+        "server": {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": tokens - 1,
+            "page_size": PAGE,
+        },
+    }
+    for context in (1_048_576, 1_048_575, 262_144, 1000)
+    for tokens in (2, 8)
+    for switch in (False, True)
+]
+UNGROWN: list[dict[str, Any]] = [
+    {**WIDTHS[3], "name": "width for a tree", "topk": 2},
+    {**WIDTHS[3], "name": "width for a draft runner", "runner": DRAFT_RUNNER},
+]
+DRAFTS: list[dict[str, Any]] = [
+    {"name": f"topk {topk}", "kind": "draft", "topk": topk, "num_steps": 3, "tokens": 4, "lens": []} for topk in (1, 4)
+]
+CASES = [*LEFT_ALONE, *SWITCHED_OFF, NONCAUSAL, *BOTH, *WIDTHS, *UNGROWN, *DRAFTS]
+
+
+@pytest.fixture(scope="module")
+def ours(composed: Tree) -> dict[str, Any]:
+    return composed.measure("xpu_speculation", [*CASES, *EAGER, DESCALE, *OURS_ONLY])
+
+
+@pytest.fixture(scope="module")
+def theirs(upstream: Tree) -> dict[str, Any]:
+    off = [{**case, "only off": True} for case in (*EAGER, DESCALE)]
+    return upstream.measure("xpu_speculation", [*CASES, *off])
+
+
+def named(case: dict[str, Any]) -> str:
+    return str(case["name"])
+
+
+# --- xpu-verify-rows ---
+
+
+@pytest.mark.parametrize("case", EAGER, ids=named)
+def test_rows_and_requests_compute_the_same(ours: dict[str, Any], case: dict[str, Any]) -> None:
+    measured = ours[case["name"]]
+    assert measured["on to reference"] < EXACT
+    assert measured["off to reference"] < EXACT
+    assert measured["on to off"] < EXACT
+
+
+@pytest.mark.parametrize("case", [case for case in EAGER if "chunk" not in case], ids=named)
+def test_each_token_is_a_row_with_its_own_length(ours: dict[str, Any], case: dict[str, Any]) -> None:
+    tokens, rows = case["tokens"], len(case["lens"]) * case["tokens"]
+    for layer in ours[case["name"]]["on"]:
+        assert layer == {
+            "max_seqlen_q": 1,
+            "cache_seqlens": [before + token + 1 for before in case["lens"] for token in range(tokens)],
+            "cu_seqlens_q": list(range(rows + 1)),
+            "tables": rows,
+        }
+
+
+@pytest.mark.parametrize("case", [case for case in EAGER if "chunk" in case], ids=named)
+def test_local_attention_counts_keys_within_the_chunk(ours: dict[str, Any], case: dict[str, Any]) -> None:
+    positions = [before + token for before in case["lens"] for token in range(case["tokens"])]
+    for layer in ours[case["name"]]["on"]:
+        assert layer["max_seqlen_q"] == 1
+        assert layer["cache_seqlens"] == [position % case["chunk"] + 1 for position in positions]
+        assert layer["cu_seqlens_q"] == list(range(len(positions) + 1))
+
+
+@pytest.mark.parametrize("case", EAGER, ids=named)
+def test_upstream_and_the_switch_off_send_one_call_of_several_queries(
+    ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
+) -> None:
+    assert ours[case["name"]]["off arguments"] == theirs[case["name"]]["off arguments"]
+    for layer in theirs[case["name"]]["off"]:
+        assert layer["max_seqlen_q"] == case["tokens"]
+        assert layer["tables"] == len(case["lens"]) or "chunk" in case
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE, ids=named)
+def test_what_is_no_linear_verification_is_left_alone(
+    ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
+) -> None:
+    assert ours[case["name"]] == theirs[case["name"]]
+    assert ours[case["name"]]["queries"] == case["tokens"]
+
+
+@pytest.mark.parametrize("case", SWITCHED_OFF, ids=named)
+def test_switched_off_all_metadata_is_upstreams(
+    ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
+) -> None:
+    assert ours[case["name"]] == theirs[case["name"]]
+
+
+def test_a_layer_that_looks_both_ways_is_refused(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["noncausal layer"]["error"] == "Only causal layers can be verified as single-query rows"
+    assert theirs["noncausal layer"]["error"] is None
+
+
+def test_verification_passes_no_descale_factors(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The stand-in refuses any; so rows have none to repeat."""
+    assert ours["quantised cache"]["on to off"] < EXACT
+    assert theirs["quantised cache"]["off"] == ours["quantised cache"]["off"]
+
+
+def test_only_the_xpu_backend_knows_of_rows(composed: Tree) -> None:
+    """Other devices neither read the variable, which is off by default, nor import the module or its only user."""
+    folder = composed.root / "sglang/srt"
+    sources = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    backend = "layers/attention/xpu_backend.py"
+    assert [name for name, text in sources.items() if "xpu_verify_rows" in text] == [backend]
+    assert {name for name, text in sources.items() if "SGLANG_XPU_VERIFY_SINGLE_QUERY_ROWS" in text} == {
+        backend,
+        "environ.py",
+    }
+    assert "SGLANG_XPU_VERIFY_SINGLE_QUERY_ROWS = EnvBool(False)" in sources["environ.py"]
+    importers = [name for name, text in sources.items() if "attention.xpu_backend import" in text]
+    assert len(importers) == 3
+    for name in importers:
+        assert "attention.xpu_backend import" not in "".join(at_import(ast.parse(sources[name])))
+
+
+def at_import(module: ast.Module) -> list[str]:
+    """The statements that run when a module is imported, without the bodies of functions and classes."""
+    return [ast.unparse(node) for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+# --- xpu-verify-rows and xpu-graph-modes: replays ---
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_replay_computes_its_own_batch(ours: dict[str, Any], name: str) -> None:
+    steps = GRAPHS[name]["steps"]
+    replays = [measured for each, measured in zip(steps, ours[name], strict=True) if not each.get("capture")]
+    assert len(replays) >= 8
+    for measured in replays:
+        assert measured["to reference"] < EXACT
+        assert (measured["columns missing"], measured["rows of others written"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["rows", "rows, sliding-window pool"])
+def test_a_replayed_verify_holds_rows(ours: dict[str, Any], name: str) -> None:
+    for each, measured in zip(GRAPHS[name]["steps"], ours[name], strict=True):
+        if each["mode"] == "verify":
+            assert measured["max_seq_len_q"] == 1
+            assert measured["cache_seqlens"] == [before + token + 1 for before in each["lens"] for token in range(8)]
+            assert measured["cu_seqlens_q"] == list(range(8 * len(each["lens"]) + 1))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_buckets_share_one_set_of_buffers(ours: dict[str, Any], name: str) -> None:
+    """A mode's captured tensors start at the same addresses in every bucket, and no replay moves them."""
+    for mode in MODES:
+        addresses = [
+            measured["addresses"]
+            for each, measured in zip(GRAPHS[name]["steps"], ours[name], strict=True)
+            if each["mode"] == mode
+        ]
+        assert all(each == addresses[0] for each in addresses)
+
+
+# --- xpu-graph-modes ---
+
+
+def test_decode_after_verify_keeps_its_ramp(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["decode after verify"][2]["cu_seqlens_q"] == [0, 8, 16, 24, 32]
+    assert ours["decode after verify"][3]["cu_seqlens_q"] == [0, 1, 2, 3, 4]
+    assert theirs["decode after verify"][3]["cu_seqlens_q"] == [0, 8, 16, 24, 32]
+
+
+def test_a_mode_that_was_not_captured_is_no_other_modes(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert "DECODE" in ours["uncaptured"][1]["uncaptured"]
+    assert theirs["uncaptured"][1] == {"uncaptured": None}, "expected a replay on the metadata of verify"
+
+
+def test_idle_replays_decode(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["idle"][1]["digest"] == theirs["idle"][1]["digest"]
+    assert ours["idle"][1]["cache_seqlens"] == LENS[:2]
+
+
+@pytest.mark.parametrize("name", ["verify only", "draft extend only"])
+def test_one_mode_alone_is_as_upstream(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> None:
+    for our, their in zip(ours[name], theirs[name], strict=True):
+        assert our["digest"] == their["digest"]
+        assert our["max_seq_len_q"] == their["max_seq_len_q"]
+
+
+# --- xpu-graph-page-room ---
+
+
+@pytest.mark.parametrize("name", ["full", "full, in rows"])
+def test_draft_tokens_behind_a_full_context_have_a_page(ours: dict[str, Any], name: str) -> None:
+    for measured in ours[name]:
+        assert (measured["columns missing"], measured["rows of others written"]) == (0, 0)
+    assert max(measured.get("to reference", 0.0) for measured in ours[name]) < EXACT
+
+
+def test_upstream_writes_them_into_another_row(theirs: dict[str, Any]) -> None:
+    assert [measured["columns missing"] for measured in theirs["full"]] == [0, 1, 1]
+    assert theirs["full"][1]["rows of others written"] == 1
+
+
+@pytest.mark.parametrize("case", WIDTHS, ids=named)
+def test_page_table_holds_all_that_a_request_may_hold(
+    ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
+) -> None:
+    context, tokens = case["context"], case["tokens"]
+    rows, columns = ours[case["name"]]["page_table"]
+    assert rows == (8 * tokens if case["switch"] else 8)
+    # Overlap scheduling runs one step more than the request had room for.
+    assert columns >= -(-(context + 2 * tokens) // PAGE)
+    assert columns == -(-(context + ours[case["name"]]["extra"]) // PAGE)
+    assert theirs[case["name"]]["page_table"] == [8, -(-context // PAGE)]
+
+
+@pytest.mark.parametrize("case", UNGROWN, ids=named)
+def test_only_who_verifies_in_rows_has_a_table_row_for_each(ours: dict[str, Any], case: dict[str, Any]) -> None:
+    assert ours[case["name"]]["page_table"][0] == 8
+
+
+# --- xpu-linear-drafts ---
+
+
+def test_a_draft_tree_is_refused_before_anything_is_made(ours: dict[str, Any]) -> None:
+    assert ours["topk 4"] == {
+        "error": "intel_xpu drafts one chain per request: expected --speculative-eagle-topk 1, found 4. "
+        "Set --speculative-eagle-topk 1.",
+        "made": 0,
+    }
+
+
+def test_upstream_captures_a_draft_tree_without_its_branches(theirs: dict[str, Any]) -> None:
+    assert theirs["topk 4"]["error"] is None
+    assert theirs["topk 4"]["branches prepared"] == [False, False]
+
+
+def test_a_chain_drafts_as_upstream(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["topk 1"] == theirs["topk 1"]
+    assert ours["topk 1"]["cache_seqlens"] == [[71, 10], [72, 11]]
