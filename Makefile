@@ -4,7 +4,11 @@ LINE ?= qwen3.8-27b
 BUILD = $(PYTHON) build.py
 DEV = .build/venv-dev/bin/python
 
-.PHONY: image check release recipes checkpoint test test-e2e lint bench engine engine-stop clean
+GPU = .build/$(LINE)/gpu
+GPU_PYTHON ?= python3
+
+.PHONY: image check release recipes checkpoint test test-e2e lint bench gpu-archive gpu-test gpu-bench engine \
+	engine-stop clean
 
 image:
 	$(BUILD) image --line $(LINE)
@@ -32,6 +36,16 @@ lint:
 
 bench:
 	$(BUILD) setup --dev && $(DEV) -m benchmarks.line --line $(LINE) --cold $(or $(COLD),0) && $(DEV) -m benchmarks.checkpoint
+
+gpu-archive:
+	$(BUILD) setup --dev && $(DEV) -m benchmarks.gpu_archive --line $(LINE)
+	rm -rf $(GPU) && mkdir $(GPU) && tar -xzf $(GPU).tar.gz -C $(GPU)
+
+gpu-test: gpu-archive
+	$(GPU_PYTHON) $(GPU)/run.py test
+
+gpu-bench: gpu-archive
+	$(GPU_PYTHON) $(GPU)/run.py bench
 
 engine:
 	$(BUILD) engine start

@@ -6,12 +6,19 @@ import pytest
 
 from checks.given import Given, load
 from checks.verdict import Verdict
+from checks.xpu import Answer, ask
 
 
 @pytest.fixture(scope="session")
 def given() -> Given:
     """The parsed ``input.json`` and the environment of the container."""
     return load(Path(__file__).resolve().parent)
+
+
+@pytest.fixture(scope="session")
+def on_xpu(given: Given) -> Answer:
+    """What the image's SGLang says where torch sees an XPU; asked once, for all checks."""
+    return ask(given)
 
 
 @pytest.fixture

@@ -86,9 +86,36 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class FaultyList:
+    """An ``ignore`` list that leaves these MTP modules quantised."""
+
+    why: str
+    ignore: tuple[str, ...]
+    quantised: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """``quantization.yaml``."""
+
+    config: dict[str, Any]
+    scheme: str
+    quantised: tuple[str, ...]
+    refused: tuple[tuple[dict[str, Any], str], ...]
+    """Changes of the weights, and the word that the refusal must hold."""
+    mtp_model: str
+    """``module:class``."""
+    mtp_modules: tuple[str, ...]
+    ignore: tuple[str, ...]
+    faulty: tuple[FaultyList, ...]
+
+
+@dataclass(frozen=True)
 class Given:
     """Everything that the checks compare the image with."""
 
+    base_kind: str
+    """``cpu``, or ``published`` for a base from a registry."""
     package_root: Path
     record_path: Path
     record: dict[str, Any]
@@ -111,6 +138,7 @@ class Given:
     leftover_paths: tuple[Rule, ...]
     leftover_content: tuple[Rule, ...]
     known_bad_environment: tuple[Rule, ...]
+    quantization: Quantization
     environment: Mapping[str, str]
     upstream: Path
     """Folder with the pristine bytes of the files that we changed."""
@@ -148,6 +176,7 @@ def load(folder: Path) -> Given:
 def _given(data: dict[str, Any], upstream: Path) -> Given:
     record, environment, leftovers = data["record"], data["environment"], data["leftovers"]
     return Given(
+        base_kind=data["base_kind"],
         package_root=Path(data["package_root"]),
         record_path=Path(data["record_path"]),
         record=record,
@@ -181,6 +210,7 @@ def _given(data: dict[str, Any], upstream: Path) -> Given:
         known_bad_environment=tuple(
             Rule(row["name"], row["reason"], row.get("value")) for row in data["known_bad_environment"]
         ),
+        quantization=quantization(data["quantization"]),
         environment=ENVIRONMENT,
         upstream=upstream,
     )
@@ -195,4 +225,21 @@ def feature(row: dict[str, Any]) -> Feature:
         scope=row.get("in"),
         find=tuple(row.get("find", ())),
         absent=tuple(row.get("absent", ())),
+    )
+
+
+def quantization(data: dict[str, Any]) -> Quantization:
+    """``quantization.yaml``, from JSON."""
+    mtp = data["mtp"]
+    return Quantization(
+        config=data["config"],
+        scheme=data["scheme"],
+        quantised=tuple(data["quantised"]),
+        refused=tuple((row["change"], row["says"]) for row in data["refused"]),
+        mtp_model=mtp["model"],
+        mtp_modules=tuple(mtp["modules"]),
+        ignore=tuple(mtp["ignore"]),
+        faulty=tuple(
+            FaultyList(row["why"], tuple(row["ignore"]), frozenset(row["quantised"])) for row in mtp["faulty"]
+        ),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-PROBLEM, COUNT, PROOF, TABLE = "problem", "problems", "proof", "table"
+PROBLEM, COUNT, PROOF, NOTHING, TABLE = "problem", "problems", "proof", "not_applicable", "table"
 """Names of the properties by which run.py reads a verdict from pytest's reports."""
 
 SHOWN = 50
@@ -23,6 +23,10 @@ class Verdict:
     def table(self, rows: list[dict[str, str]]) -> None:
         """Add rows that the report keeps for people who look something up."""
         self._properties.append((TABLE, rows))
+
+    def not_applicable(self, reason: str) -> None:
+        """Say in one line why there is nothing for this check to judge in this image, and which image it judges."""
+        self._properties.append((NOTHING, reason))
 
     def conclude(self, proof: str) -> None:
         """Fail with all problems, or else state in one line what was proven, with counts."""

@@ -236,7 +236,7 @@ def read_inventory(base: PublishedBase, build: Path = BUILD) -> Inventory:
     return taken
 
 
-def _sglang_pin(line: Line) -> PypiPin:
+def sglang_pin(line: Line) -> PypiPin:
     first = line.release.layers[0]
     pin = line.release.pins[first.source] if isinstance(first, SourceLayer) else None
     if not isinstance(pin, PypiPin):
@@ -255,7 +255,7 @@ def _inputs(line: Line, base: CpuBase) -> str:
     inputs = {
         "base": base.model_dump(mode="json"),
         "requirements": digest_file(line.folder / base.requirements),
-        "sglang": _sglang_pin(line).sha256[base.python_tag],
+        "sglang": sglang_pin(line).sha256[base.python_tag],
         "stubs": stubs,
         "recipe": [_code(Path(__file__)), _code(Path(oci.__file__))],
     }
@@ -269,7 +269,7 @@ def _code(module: Path) -> str:
 
 def _build_cpu(line: Line, base: CpuBase, target: Path, build: Path) -> None:
     torch = _torch_wheel(line.folder / base.requirements, base, build)
-    wheel = pins.fetch(_sglang_pin(line), base.python_tag, build / "cache")
+    wheel = pins.fetch(sglang_pin(line), base.python_tag, build / "cache")
     with new_folder(target) as layout, tempfile.TemporaryDirectory(dir=target.parent, prefix=".work.") as scratch:
         work = Path(scratch)
         (layout / "blobs" / "sha256").mkdir(parents=True)
@@ -282,7 +282,7 @@ def _build_cpu(line: Line, base: CpuBase, target: Path, build: Path) -> None:
         packages = [f"--find-links={torch.parent}", "-r", str(line.folder / base.requirements)]
         layers.append(_python_layer(layout, work / "packages", "Python packages", packages, base, python, STUBS))
         # By name, not by path: pip would write the path into direct_url.json.
-        sglang = ["--no-index", f"--find-links={wheel.parent}", pins.describe(_sglang_pin(line))]
+        sglang = ["--no-index", f"--find-links={wheel.parent}", pins.describe(sglang_pin(line))]
         layers.append(_python_layer(layout, work / "sglang", "SGLang", sglang, base, python))
         _finish(layout, layers)
 

@@ -135,7 +135,7 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
 
 def table(report: CheckReport) -> Table:
     """The table that people read."""
-    colours = {CheckStatus.PASSED: "green", CheckStatus.NOT_RUN: "yellow"}
+    colours = {CheckStatus.PASSED: "green", CheckStatus.NOT_RUN: "yellow", CheckStatus.NOT_APPLICABLE: "dim"}
     result = Table("check", "status")
     result.add_column("seconds", justify="right")
     result.add_column("reason", overflow="fold")

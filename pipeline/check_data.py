@@ -85,6 +85,40 @@ class KnownBadEnvironment(RootModel[tuple[KnownBad, ...]]):
     """``environment.yaml``."""
 
 
+class Refused(Strict):
+    """Weights of another kind, and a word of the error that refuses them."""
+
+    change: dict[str, Any]
+    says: str
+
+
+class FaultyList(Strict):
+    """An ``ignore`` list that leaves modules quantised."""
+
+    why: str
+    ignore: tuple[str, ...]
+    quantised: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Mtp(Strict):
+    """What the MTP head is built of, and the ``ignore`` list that keeps it plain."""
+
+    model: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    modules: Annotated[tuple[str, ...], Field(min_length=1)]
+    ignore: tuple[str, ...]
+    faulty: Annotated[tuple[FaultyList, ...], Field(min_length=1)]
+
+
+class Quantization(Strict):
+    """``quantization.yaml``; that file explains the keys."""
+
+    config: dict[str, Any]
+    scheme: str
+    quantised: Annotated[tuple[str, ...], Field(min_length=1)]
+    refused: Annotated[tuple[Refused, ...], Field(min_length=1)]
+    mtp: Mtp
+
+
 def features(checks: Path = CHECKS) -> Features:
     """Read ``features.yaml``.
 
@@ -95,7 +129,7 @@ def features(checks: Path = CHECKS) -> Features:
 
 
 def input_parts(checks: Path = CHECKS) -> dict[str, Any]:
-    """The keys ``features``, ``leftovers`` and ``known_bad_environment`` of the checks' ``input.json``.
+    """The keys ``features``, ``leftovers``, ``known_bad_environment`` and ``quantization`` of ``input.json``.
 
     Raises:
         ManifestError: a file is missing or malformed.
@@ -104,6 +138,7 @@ def input_parts(checks: Path = CHECKS) -> dict[str, Any]:
         "features": features(checks),
         "leftovers": read_yaml(checks / "leftovers.yaml", Leftovers),
         "known_bad_environment": read_yaml(checks / "environment.yaml", KnownBadEnvironment),
+        "quantization": read_yaml(checks / "quantization.yaml", Quantization),
     }
     return {key: model.model_dump(mode="json", by_alias=True, exclude_none=True) for key, model in models.items()}
 

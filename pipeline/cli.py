@@ -111,19 +111,34 @@ def base() -> None:
 
 
 @base.command("build")
+@click.argument("kind", type=click.Choice(["line", "xpu"]), default="line")
 @line_option
 @json_option
 @click.option("--write-lock", is_flag=True, help="Accept this base as the locked one.")
-def base_build(line_name: str, as_json: bool, write_lock: bool) -> None:
-    """Build the local base, or read the published one; nothing is done when it is cached."""
-    from pipeline import stages
+@click.option("--repository", help="Of xpu: where to push it (host/name).")
+def base_build(kind: str, line_name: str, as_json: bool, write_lock: bool, repository: str | None) -> None:
+    """Build the base that the line is on, or read the published one; nothing is done when it is cached.
 
+    `base build xpu --repository R` builds the xpu base with your Docker (BuildKit), pushes it, and writes its digest
+    into the lock.
+    """
+    from pipeline import base_xpu, stages
+
+    line = load_line(line_name)
+    if (kind == "xpu") != (repository is not None):
+        raise click.UsageError("xpu and --repository go together")
     with build_lock():
-        built = stages.get_base(load_line(line_name), write_lock=write_lock)
+        if repository is not None:
+            reference = base_xpu.build(line, repository, BUILD)
+            console.note(f"name it in {line.folder / 'release.yaml'}: base: {{kind: published, reference: …}}")
+            found = {"kind": kind, "name": reference, "digest": reference.rpartition("@")[2]}
+        else:
+            built = stages.get_base(line, write_lock=write_lock)
+            found = {"kind": built.kind, "name": built.name, "digest": built.image.digest}
     if as_json:
-        emit({"kind": built.kind, "name": built.name, "digest": built.image.digest})
+        emit(found)
     else:
-        console.out.print(built.image.digest)
+        console.out.print(found["name"] if repository else found["digest"])
 
 
 @base.command("inventory")
@@ -208,7 +223,7 @@ def _show_report(report: Any, as_json: bool) -> None:
         console.out.print(report.image)
     if report.passed:
         return
-    bad = [row for row in report.checks if row.status != "passed"]
+    bad = [row for row in report.checks if not row.status.is_sound]
     if all(row.status == "not_run" for row in bad):
         raise EngineError(
             f"{report.image}: checks were not run", found=bad[0].reason, do="see docs/read-a-failed-check.md"

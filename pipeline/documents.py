@@ -105,6 +105,13 @@ class CheckStatus(StrEnum):
     FAILED = "failed"
     ERROR = "error"
     NOT_RUN = "not_run"
+    NOT_APPLICABLE = "not_applicable"
+    """There is nothing for it to judge in this image, and its reason says which image it judges."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it says nothing against the image."""
+        return self in (CheckStatus.PASSED, CheckStatus.NOT_APPLICABLE)
 
 
 class CheckResult(Document):
@@ -135,8 +142,9 @@ class CheckReport(Document):
 
     @property
     def passed(self) -> bool:
-        """Whether every check ran and passed; a report without checks has not passed."""
-        return bool(self.checks) and all(check.status is CheckStatus.PASSED for check in self.checks)
+        """Whether checks passed and none says anything against the image."""
+        statuses = {check.status for check in self.checks}
+        return CheckStatus.PASSED in statuses and all(status.is_sound for status in statuses)
 
 
 class ReleasedImage(Document):

@@ -109,7 +109,7 @@ def _checked(candidate: Candidate) -> list[Condition]:
     report = candidate.report
     if report is None:
         return [Condition(name="checks", passed=False, detail="no check report", do=_AGAIN)]
-    bad = [f"{check.name} {check.status}" for check in report.checks if check.status != "passed"]
+    bad = [f"{check.name} {check.status}" for check in report.checks if not check.status.is_sound]
     verdict = f"{len(report.checks)} of {len(report.checks)} passed" if report.passed else ", ".join(bad)
     tree = candidate.image.labels.get(LABEL_TREE, "none")
     return [

@@ -159,6 +159,7 @@ def facts(line: Line, record: Record, base: BaseImage, image: Image) -> dict[str
     defaults = {name: d.model_dump(mode="json") for name, d in line.release.environment.items()}
     return {
         "line": line.name,
+        "base_kind": base.kind,
         "package_root": base.inventory.package_root,
         "record_path": f"/{RECORD_PATH}",
         "record": json.loads(record.to_json()),

@@ -130,11 +130,14 @@ class CpuBase(Strict):
     python_tag: Annotated[str, Field(pattern=r"^cp3\d+$")] = "cp311"
 
 
+REFERENCE = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
+
+
 class PublishedBase(Strict):
     """An image in a registry, by the digest of its platform manifest."""
 
     kind: Literal["published"]
-    reference: Annotated[str, Field(pattern=r"^[^@\s]+@sha256:[0-9a-f]{64}$")]
+    reference: Annotated[str, Field(pattern=REFERENCE)]
     package_root: str
     python_tag: Annotated[str, Field(pattern=r"^cp3\d+$")]
     allows: tuple[str, ...] = ()
@@ -502,6 +505,8 @@ class Lock(Strict):
     steps: dict[str, Digest]
     """Digest of the tree after each step, in order; step names as in the record."""
     base: LockedBase | None = None
+    xpu_base: Annotated[str, Field(pattern=REFERENCE)] | None = None
+    """What ``build.py base build xpu`` pushed: what a published base may name."""
 
 
 class Line(Strict):

@@ -146,9 +146,8 @@ class Recipe:
         ]
         options += [("--mount", mount(folder, inside)) for inside, folder in self.folders.items()]
         launch = [*_options(self.profile.argv), ("--host", "0.0.0.0"), ("--port", str(machine.port))]
-        lines = [("docker run", options, "  "), (quote(self.image.text), (), "  ")]
-        text = [wrapped(Shell(head), groups, indent) for head, groups, indent in lines]
-        return " \\\n  ".join([*text, wrapped(Shell(shlex.join([self.python, *LAUNCH])), launch, "    ")])
+        server = wrapped(self.shell([self.python, *LAUNCH]), launch, "    ")
+        return " \\\n  ".join([wrapped("docker run", options, "  "), quote(self.image.text), server])
 
     def shell(self, words: Words) -> str:
         """Words as a shell reads them; for the templates."""
@@ -186,7 +185,7 @@ class Recipe:
         body = json.dumps({"model": model, "messages": [message], "max_tokens": 512})
         options = [("--fail-with-body",), ("--max-time", "1800"), (f"{self.url}/v1/chat/completions",)]
         options += [("--header", "Content-Type: application/json"), ("--data", body)]
-        return wrapped(Shell("curl"), options, "  ")
+        return wrapped("curl", options, "  ")
 
     @property
     def compose(self) -> str:
@@ -280,7 +279,7 @@ def mount(folder: str, inside: str) -> str:
 
 
 def wrapped(head: str, groups: Iterable[Words], indent: str) -> str:
-    """A command whose groups of words are never torn apart, on as few lines as have room for them."""
+    """The command ``head``, already quoted, with groups of words that are never torn apart, on few lines."""
     lines, current = [], head
     for group in groups:
         text = " ".join(map(quote, group))
@@ -367,6 +366,8 @@ def make(
     given = {key: value for key, value in machine.items() if value is not None}
     if broken := [value for value in (*given.values(), render_group) if re.search(r"[\n\r\0]", str(value))]:
         raise ManifestError(f"{broken[0]!r}: a line break", do="rename the folder")
+    if given.get("models") == "":
+        raise ManifestError("no folder for the models", expected="a path", do="say . for the working directory")
     return Recipe(
         line,
         name,
@@ -386,9 +387,7 @@ def reference(line: Line, profile: Profile, repository: str, project: Path = PRO
     if file.is_file():
         record = release_record.read(file)
         return Reference(f"{record.repository}@{record.image.digest}", None)
-    warning = (
-        f"{tag} has no release record: the reference is a tag, which names no bytes; release it, then render again"
-    )
+    warning = f"{tag} has no release record, so this is a tag, which names no bytes: render again once it is released"
     return Reference(f"{repository}:{tag}", warning)
 
 

@@ -60,6 +60,8 @@ def plan(line: Line, build: Path = BUILD) -> list[tuple[str, str, str]]:
     base = line.release.base
     what = base.reference if isinstance(base, PublishedBase) else f"cpu: Debian {base.suite}, {base.requirements}"
     rows.append(("base", what, "cached" if is_cached(line, build) else "to be made"))
+    if line.lock and line.lock.xpu_base:
+        rows.append(("base", f"xpu: {line.lock.xpu_base}", "pushed by base build xpu"))
     status = engine.status(build)
     rows.append(("engine", f"{status.kind}: {status.host}", "running" if status.running else "not running"))
     rows.append(("check", ", ".join(check.expected_checks(check.CHECKS)), "in the image, no network"))

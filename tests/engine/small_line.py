@@ -23,6 +23,7 @@ from pipeline.oci import CONFIG_TYPE, Descriptor, Image, LayerEntry, digest_file
 from pipeline.registry import Registry, Repository
 from tests.engine.images import add_layer
 from tests.fast.builders import diff, make_commit, write_files, write_series
+from tests.fast.fake_image import ASK_SGLANG
 
 NAME = "small"
 SMALL = """\
@@ -61,7 +62,9 @@ ModelRegistry = _Registry()
 DRAFT = "class SmallDraft:\n    steps = 1\n\n\nEntryClass = SmallDraft\n"
 TREE = {
     "sglang/__init__.py": "",
+    "sglang/launch_server.py": "from sglang.srt import models\n",
     "sglang/srt/__init__.py": "",
+    "sglang/srt/layers/attention/xpu_backend.py": "from sgl_kernel import attend\n",
     "sglang/srt/models/__init__.py": "",
     "sglang/srt/models/draft.py": DRAFT,
     "sglang/srt/models/registry.py": REGISTRY,
@@ -74,6 +77,8 @@ WHEEL = {"sglang/srt/models/draft.py": DRAFT.replace("steps = 1", "steps = 2")}
 OVERLAY = {"sglang/srt/extra.py": "EXTRA = 1\n"}
 DEPENDENCY = "small_dependency/__init__.py"
 """A file of the base that is no part of the tree."""
+KERNELS = {"sgl_kernel/__init__.py": "def attend(): ...\n"}
+"""The base's kernel package, with what the tree imports from it."""
 FIRST = diff("sglang/srt/models/small.py", SMALL, SMALL.replace("x + 1", "x + 3", 1))
 SECOND = diff("sglang/srt/extra.py", "EXTRA = 1\n", "EXTRA = 2\n")
 PATCHES = {"first.patch": FIRST, "second.patch": SECOND}
@@ -264,7 +269,7 @@ def make_wheel(index: Path, files: Mapping[str, str], symlinks: Mapping[str, str
 def publish_base(python_base: Image, package_root: str, folder: Path, address: str) -> str:
     """Push the base, a Python with the plain tree and one package more, to a registry; its pinned reference."""
     root = package_root.strip("/")
-    files = {**TREE, DEPENDENCY: "X = 1\n", "sglang-0.1.dist-info/METADATA": "Name: sglang\nVersion: 0.1\n"}
+    files = {**TREE, **KERNELS, DEPENDENCY: "X = 1\n", "sglang-0.1.dist-info/METADATA": "Name: sglang\nVersion: 0.1\n"}
     entries = [LayerEntry(f"{root}/{path}", text.encode()) for path, text in files.items()]
     return push(add_layer(python_base, folder, entries), Repository(address, "team/base"))
 
@@ -286,6 +291,8 @@ def make(folder: Path, shared: Path, python_base: Image, python: str, address: s
     shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", *ours))
     line.scratch.mkdir()
     (folder / "checks" / "features.yaml").write_text(yaml.safe_dump(FEATURES))
+    for name in ASK_SGLANG:
+        (folder / "checks" / name).unlink()
     package_root = f"/usr/local/lib/{python}/dist-packages"
     tag = "cp" + python.removeprefix("python").replace(".", "")
     commit = make_commit(shared / "repository", {f"python/{path}": text for path, text in TREE.items()})

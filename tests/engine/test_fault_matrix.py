@@ -33,7 +33,7 @@ from tests.engine.small_line import DEPENDENCY, FIRST, SMALL, WHEEL, Done, Small
 from tests.fast.builders import HEADER, diff, make_commit, write_files, write_series
 
 FILE = "sglang/srt/models/small.py"
-CHECKS = ["environment", "features", "leftovers", "registry", "tree"]
+CHECKS = ["environment", "features", "kernels", "leftovers", "registry", "startup", "tree"]
 IN_THE_END = "interrupted; nothing half-made is left, the same command goes on from here"
 SEE = "see docs/read-a-failed-check.md"
 

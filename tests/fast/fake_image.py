@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
-from checks import test_environment, test_features, test_leftovers, test_registry, test_tree
+from checks import test_environment, test_features, test_kernels, test_leftovers, test_registry, test_startup, test_tree
 from checks.given import load
 from checks.run import Row
 from checks.verdict import Verdict
+from pipeline import check_data
 from pipeline.check_data import CHECKS
 
 SOURCE = "source:sglang"
@@ -110,11 +111,15 @@ BASE = {
 }
 del BASE["sglang/srt/new.py"]
 RECORD = "share/record.json"
+ASK_SGLANG = ("test_imports.py", "test_launch.py", "test_quantization.py", "test_serve.py")
+"""Checks that start the image's SGLang in a process; test_checks_xpu.py and test_checks_serve.py give them one."""
 CHECK_FUNCTIONS = (
     test_environment.test_environment,
     test_features.test_features,
+    test_kernels.test_kernels,
     test_leftovers.test_leftovers,
     test_registry.test_registry,
+    test_startup.test_startup,
     test_tree.test_tree,
 )
 
@@ -151,8 +156,9 @@ class Report:
 
     @property
     def statuses(self) -> dict[str, str]:
-        """Checks that did not pass, with their status."""
-        return {name: row["status"] for name, row in self.rows.items() if row["status"] != "passed"}
+        """Checks that say something against the image, with their status."""
+        sound = ("passed", "not_applicable")
+        return {name: row["status"] for name, row in self.rows.items() if row["status"] not in sound}
 
     def reason(self, name: str) -> str:
         """The reason of one check."""
@@ -177,6 +183,7 @@ class FakeImage:
             self.write(path, text)
         self.given = {
             "line": "fake",
+            "base_kind": "cpu",
             "package_root": str(self.root),
             "record_path": str(self.home / RECORD),
             "record": self._record(),
@@ -219,6 +226,7 @@ class FakeImage:
                 "content": [{"pattern": r"torch\.profiler", "reason": "profiler"}],
             },
             "known_bad_environment": [{"name": "SLOW", "value": "^1$", "reason": "measured as slow"}],
+            "quantization": check_data.input_parts()["quantization"],
         }
         self.variables = {
             **self.given["environment"]["base"],
@@ -257,7 +265,7 @@ class FakeImage:
 
     def run(self) -> Report:
         """Run every check in this process: a hundred times faster than a start of Python and pytest for each fault."""
-        given = dataclasses.replace(load(self._write_volume()), environment=self.variables)
+        given = dataclasses.replace(load(self.write_volume()), environment=self.variables)
         rows, failures = {}, []
         with self._imports():
             for check in CHECK_FUNCTIONS:
@@ -273,27 +281,24 @@ class FakeImage:
         return Report(rows, "", 0, "\n".join(failures))
 
     def start(self, checks: Mapping[str, str] | None = None) -> Report:
-        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files.
-
-        Without it, those run that judge a tree of files; the others need the real SGLang.
-        """
-        volume = self._write_volume()
-        judges = {f"{check.__name__}.py" for check in CHECK_FUNCTIONS} if checks is None else set()
-        for file in volume.glob("test_*.py"):
-            if file.name not in judges:
+        """Run the volume's run.py in a process of its own; ``checks`` replaces the check files."""
+        volume = self.write_volume()
+        if checks is not None:
+            for file in volume.glob("test_*.py"):
                 file.unlink()
-        for name, text in (checks or {}).items():
-            (volume / name).write_text(text)
+            for name, text in checks.items():
+                (volume / name).write_text(text)
         command = [sys.executable, "-s", "-B", str(volume / "run.py")]
         ended = subprocess.run(command, env=self.variables, capture_output=True, text=True, cwd="/", check=False)
         document = json.loads(ended.stdout)
         rows = {row["name"]: row for row in document["checks"]}
         return Report(rows, document["junit"], ended.returncode, ended.stderr)
 
-    def _write_volume(self) -> Path:
+    def write_volume(self) -> Path:
+        """Write what the check container would find below /checks, new each time."""
         volume = self.home / "checks"
         shutil.rmtree(volume, ignore_errors=True)
-        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(CHECKS, volume, ignore=shutil.ignore_patterns("__pycache__", *ASK_SGLANG))
         record = self.given.get("record", {"files": {}})
         for path, text in BASE.items():
             if record["files"].get(path, {}).get("patches"):

@@ -299,3 +299,20 @@ def test_the_checks_digest_is_over_names_and_bytes_of_checks_and_data(checks: Pa
     assert len({before, with_data, renamed}) == 3
     elsewhere = checks.rename(checks.parent / "elsewhere")
     assert check.checks_digest(elsewhere) == renamed
+
+
+@pytest.mark.parametrize(
+    ("statuses", "passed"),
+    [
+        (["passed", "not_applicable"], True),
+        (["not_applicable"], False),
+        ([], False),
+        (["passed", "not_run"], False),
+        (["passed", "not_applicable", "failed"], False),
+    ],
+)
+def test_report_passes_when_something_passed_and_nothing_speaks_against_it(statuses: list[str], passed: bool) -> None:
+    digest = "sha256:" + "0" * 64
+    rows = tuple(PASSED.model_copy(update={"status": CheckStatus(status)}) for status in statuses)
+    named = dict.fromkeys(("image", "base", "tree", "checks_digest", "manifest"), digest)
+    assert CheckReport(**named, base_kind="cpu", checks=rows).passed is passed

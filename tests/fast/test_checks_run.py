@@ -28,6 +28,19 @@ def test_document_has_the_shape_of_check_results(image: FakeImage) -> None:
     assert {case.get("name") for case in ET.fromstring(report.junit).iter("testcase")} == {"test_it"}
 
 
+def test_check_that_has_nothing_to_judge_says_so(image: FakeImage) -> None:
+    nothing = "def test_it(verdict): verdict.not_applicable('no such part; judged elsewhere')\n"
+    report = image.start({"test_a.py": nothing, "test_b.py": PASSES})
+    row = CheckResult.model_validate(report.rows["a"])
+    assert (row.status.value, row.reason) == ("not_applicable", "no such part; judged elsewhere")
+    assert report.returncode == 0
+
+
+def test_problem_beside_nothing_to_judge_is_a_failure(image: FakeImage) -> None:
+    nothing = "def test_it(verdict): verdict.not_applicable('nothing')\n\n\n"
+    assert image.start({"test_a.py": nothing + FAILS.replace("test_it", "test_more")}).statuses == {"a": "failed"}
+
+
 def test_several_tests_of_one_check_become_one_row(image: FakeImage) -> None:
     report = image.start({"test_a.py": PASSES + FAILS.replace("test_it", "test_more") + FAILS.replace("it", "z")})
     assert report.rows["a"]["reason"] == "first (and 3 more)"
@@ -99,7 +112,7 @@ def test_input_that_lacks_a_key(image: FakeImage, key: str) -> None:
 
 def test_sound_image(image: FakeImage) -> None:
     report = image.start()
-    assert list(report.rows) == ["environment", "features", "leftovers", "registry", "tree"]
+    assert list(report.rows) == ["environment", "features", "kernels", "leftovers", "registry", "startup", "tree"]
     assert report.statuses == {}, report.stderr
     assert report.returncode == 0
 

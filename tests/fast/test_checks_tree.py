@@ -30,7 +30,7 @@ def fails(image: FakeImage, *reason: str) -> None:
 def test_a_sound_image_passes_every_check(image: FakeImage) -> None:
     report = image.run()
     assert report.statuses == {}, report.stderr
-    assert list(report.rows) == ["environment", "features", "leftovers", "registry", "tree"]
+    assert list(report.rows) == ["environment", "features", "kernels", "leftovers", "registry", "startup", "tree"]
     assert report.reason("tree").startswith("10 files below")
     assert "8 files, 2 of them from later layers" in report.reason("tree")
 

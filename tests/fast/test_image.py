@@ -223,6 +223,7 @@ def test_facts_are_what_the_checks_are_promised_as_json(tmp_path: Path, base: Ba
     assert Inventory.model_validate(inventory) == base.inventory
     assert facts == {
         "line": "small",
+        "base_kind": "cpu",
         "package_root": ROOT,
         "record_path": f"/{RECORD_PATH}",
         "allows": [],

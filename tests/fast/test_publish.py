@@ -18,7 +18,7 @@ from pipeline.checkpoint.releases import release
 from pipeline.checkpoint.source import open_folder
 from pipeline.errors import CheckpointError
 from pipeline.files import PROJECT
-from pipeline.manifest import Draft1M, HubRevision, Line, Profile, Profiles
+from pipeline.manifest import DEFAULT_LINE, Draft1M, HubRevision, Line, Profiles, load_line
 from pipeline.publish import Publication, publish
 from pipeline.verdict import Question
 from tests.fast.builders import make_line, says, write_files
@@ -41,16 +41,13 @@ pytestmark = [
 
 REPO = "somebody/target"
 QUESTION = Question("target", release("0.5.23"))
-PROFILE = Profile(
-    why="Why it is so.",
-    target=REPO,
-    target_revision="main",
-    context_length=1048576,
-    max_total_tokens=1048576,
-    max_mamba_cache_size=8,
-    arguments={"tp-size": 4, "trust-remote-code": True, "json-model-override-args": '{"a": 1}'},
-    environment={"A_VARIABLE": "a value"},
-    limits=("Never measured above concurrency one.",),
+PROFILES = load_line(DEFAULT_LINE).profiles
+PROFILE = PROFILES.profiles["1m-mtp"].model_copy(
+    update={
+        "target": REPO,
+        "environment": {"A_VARIABLE": "a value"},
+        "limits": ("Never measured above concurrency one.",),
+    }
 )
 
 
@@ -277,15 +274,16 @@ def test_card_that_is_not_utf8_is_refused(folder: Path, line: Line) -> None:
 
 
 def test_card_says_what_is_stored_and_how_it_is_served(folder: Path, line: Line) -> None:
-    served = line.model_copy(update={"profiles": Profiles(profiles={"1m-mtp": PROFILE})})
+    profiles = PROFILES.model_copy(update={"profiles": {"1m-mtp": PROFILE}})
+    served = line.model_copy(update={"profiles": profiles})
     text = card.section(served, QUESTION.case(open_folder(folder)), REPO)
     assert "The MTP head (15 tensors, BF16) is stored without quantisation." in text
     assert "| group_0: num_bits | `4` |" in text
     assert all(f'"{name}"' in text for name in MTP_EXCLUSIONS)
     assert "* Never measured above concurrency one." in text
-    assert f"A_VARIABLE='a value' \\\n  python3 -m sglang.launch_server \\\n  --model-path {REPO}" in text
-    assert "--trust-remote-code \\\n" in text
-    assert "--json-model-override-args '{\"a\": 1}'" in text
+    assert f"hf download {REPO} --revision 1m --local-dir models/Qwen3.8-27B-AWQ-INT4-1m" in text
+    assert " -e 'A_VARIABLE=a value' " in text
+    assert " --model-path /model " in text
     assert "no profile" not in text
     assert "no profile" in card.section(line, QUESTION.case(open_folder(folder)), REPO)
 

@@ -20,8 +20,7 @@ def modules(folder: Path) -> list[str]:
 
 
 def python_files(folder: Path, below: str) -> Iterator[LayerEntry]:
-    """A folder's Python files, ``below`` that path of the container's ``/checks``; its ``run.py`` is what runs."""
-    yield LayerEntry("run.py", folder / "run.py")
+    """A folder's Python files, ``below`` that path of the container's ``/checks``."""
     for path in folder.rglob("*.py"):
         yield LayerEntry(f"{below}/{path.relative_to(folder).as_posix()}", path)
 

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline import container
 from pipeline.files import PROJECT
+from pipeline.oci import LayerEntry
 from tests.image import inside
 from tests.image.conftest import Real
 
@@ -15,6 +16,7 @@ LIMITS = container.Limits(memory=8 << 30, seconds=1800)
 @pytest.fixture(scope="module")
 def cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> inside.Cases:
     entries = [
+        LayerEntry("run.py", TESTS / "run.py"),
         *inside.python_files(TESTS, "tests/e2e"),
         *inside.libraries(),
         *inside.tree("upstream", inside.unpatched(real)),

@@ -2,18 +2,23 @@
 
 import pytest
 
-from pipeline import container
+from pipeline import check, container
 from pipeline.files import PROJECT
+from pipeline.manifest import DEFAULT_LINE, MANIFESTS
 from pipeline.oci import LayerEntry
 from tests.image import inside
 from tests.image.conftest import Real
 
 TESTS = PROJECT / "tests" / "tree"
+CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
 SHARED = [
+    "checks/fake_xpu.py",
     "pipeline/pool_sizes.py",
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
+    *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),
 ]
-"""Capacity arithmetic and rules of the checkpoint gate, which tests there hold against the tree's own."""
+"""The device and the models that are not there; capacity arithmetic and rules of the checkpoint gate, which tests there
+hold against the tree's own."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
@@ -21,7 +26,9 @@ LIMITS = container.Limits(memory=8 << 30, seconds=900)
 @pytest.fixture(scope="module")
 def cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> inside.Cases:
     entries = [
+        LayerEntry("run.py", TESTS / "run.py"),
         *inside.python_files(TESTS, "tests"),
+        *inside.python_files(check.CHECKS / "stubs", "checks/stubs"),
         *(LayerEntry(shared, PROJECT / shared) for shared in SHARED),
         *inside.libraries("hypothesis"),
         *inside.tree("tree", real.composed.files),

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,17 @@ from hypothesis import settings
 settings.register_profile("image", derandomize=True, deadline=None, database=None)
 settings.load_profile("image")
 HERE = Path(__file__).resolve().parent
+CHECKS = next(
+    folder for folder in (HERE.parent / "checks", HERE.parents[1] / "checks") if (folder / "fake_xpu.py").is_file()
+)
+"""The folder of the image's checks: beside this one in the container, a level up in the project."""
+STUBS = CHECKS / "stubs"
+"""Stand-ins for packages."""
 DRIVER_TIMEOUT_SECONDS = 600
+
+# Tests that import kernel files alone run them in this process, in Triton's interpreter. Triton reads this when it is
+# itself imported, so it has to stand before any test module.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,12 @@ class Tree:
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
-        path = os.pathsep.join([str(self.root), str(HERE / "stubs")])
+        path = os.pathsep.join([str(self.root), str(STUBS), str(CHECKS)])
         outcome = subprocess.run(
             [sys.executable, "-m", f"drivers.{driver}"],
             cwd=HERE,
             input=json.dumps(cases),
-            env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
+            env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=DRIVER_TIMEOUT_SECONDS,
@@ -96,3 +106,27 @@ def upstream() -> Tree:
     A test that expects a defect here fails on the day upstream has repaired it: then the patch can go.
     """
     return _trees()[1]
+
+
+@pytest.fixture(scope="session")
+def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, Any]]:
+    """Answers of a tree to the ``CASES`` of a module that names its driver as ``TOGETHER``.
+
+    All such modules share one process for each tree (``drivers/together.py``).
+    """
+    collected = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
+    modules = sorted((each for each in collected if hasattr(each, "TOGETHER")), key=lambda each: str(each.TOGETHER))
+    cases = [
+        {**case, "driver": each.TOGETHER, "name": f"{each.TOGETHER}/{case['name']}"}
+        for each in modules
+        for case in each.CASES
+    ]
+    answers: dict[str, dict[str, Any]] = {}
+
+    def measured(tree: Tree, driver: str) -> dict[str, Any]:
+        if tree.variable not in answers:
+            answers[tree.variable] = tree.measure("together", cases)
+        found = answers[tree.variable].items()
+        return {name.partition("/")[2]: answer for name, answer in found if name.startswith(f"{driver}/")}
+
+    return measured

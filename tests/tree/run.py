@@ -1,6 +1,7 @@
 """Run this folder's tests inside the cpu image; the JUnit XML goes to standard output, all else to standard error.
 
-The folder is mounted as ``/checks/tests``, beside the two trees and the pipeline's pytest (``/checks/lib``).
+The folder is mounted as ``/checks/tests``, beside the two trees, what it shares with ``checks/``
+(``/checks/checks``) and the pipeline's pytest (``/checks/lib``).
 """
 
 import os

@@ -50,7 +50,15 @@ TARGET = sizes.Target(
 DRAFT = sizes.Draft(layers=5, kv_heads=8, head_dim=128)
 
 
-def serving(tokens: int, slots: int, *, dflash2: bool, strategy: str = "extra_buffer", ring: bool = False) -> Any:
+def serving(
+    tokens: int,
+    slots: int,
+    *,
+    dflash2: bool,
+    strategy: str = "extra_buffer",
+    ring: bool = False,
+    verify_rows: bool = True,
+) -> Any:
     return sizes.Serving(
         tp=4,
         page=64,
@@ -63,6 +71,8 @@ def serving(tokens: int, slots: int, *, dflash2: bool, strategy: str = "extra_bu
         steps=1 if dflash2 else 7,
         window=2048 if dflash2 else None,
         ring=ring,
+        graph_batch=8,
+        verify_rows=verify_rows,
     )
 
 
@@ -70,7 +80,10 @@ CASES = {
     "native-256k-mtp": serving(NATIVE, 48, dflash2=False),
     "native-256k-dflash2": serving(NATIVE, 48, dflash2=True),
     "1m-mtp": serving(EXTENDED, 8, dflash2=False),
+    "1m-dflash2": serving(EXTENDED, 8, dflash2=True, ring=True),
+    "1m-dflash2, 40 slots": serving(EXTENDED, 40, dflash2=True, ring=True),
     "1m shared indices": serving(EXTENDED, 8, dflash2=True),
+    "upstream's verification": serving(NATIVE, 48, dflash2=False, verify_rows=False),
     "lazy": serving(NATIVE, 48, dflash2=True, strategy="extra_buffer_lazy"),
 }
 
@@ -98,6 +111,7 @@ def case(name: str, wanted: Any, *, tokens: int | None) -> dict[str, Any]:
     yarn = wanted.context > NATIVE
     return {
         **{"name": name, "flags": flags, "yarn": yarn, "dflash2": dflash2, "ring_rows": ring},
+        **{"verify_rows": wanted.verify_rows, "graph_batch": wanted.graph_batch},
         **{"tp": wanted.tp, "free": FREE, "total": TOTAL},
     }
 
@@ -123,6 +137,7 @@ def test_pools_have_the_bytes_of_the_formulas(measured: dict[str, Any], name: st
         "recurrent states": sizes.slot_pool(TARGET, wanted),
         "states of a verification": sizes.verify_pool(TARGET, wanted),
         "request tables": sizes.request_tables(wanted),
+        "page tables of graphs": sizes.graph_tables(wanted),
     }
     assert found["tokens"] == wanted.tokens
 

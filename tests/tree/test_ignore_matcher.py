@@ -1,54 +1,26 @@
-"""The checkpoint gate's exclusion rules give the same verdict as SGLang's own matchers, list by list.
-
-``pipeline/checkpoint/`` lies beside the tests, in the project and in the container; of it only files are loaded that
-need nothing but the standard library.
-"""
+"""The checkpoint gate's exclusion rules give the same verdict as SGLang's own matchers, list by list."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from gate import RULES, gate_module  # type: ignore[import-not-found]  # beside this file
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from tests.tree.conftest import Tree
 
-HERE = Path(__file__).resolve().parent
-RULES = next(
-    (
-        folder
-        for folder in (HERE.parent / "pipeline" / "checkpoint", HERE.parents[1] / "pipeline" / "checkpoint")
-        if folder.is_dir()
-    ),
-    HERE,
-)
 SEED = 20261129
 LISTS = 600
 """Generated lists per format."""
 MODULES_PER_LIST = 5
 
 
-def load(name: str) -> ModuleType:
-    """A module of the gate by its file, without the rest of the project."""
-    spec = importlib.util.spec_from_file_location(f"gate_{name}", RULES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
-ignore = load("ignore")
-naming = load("naming")
+ignore = gate_module("ignore")
+naming = gate_module("naming")
 
 MODULES = [
     *naming.MTP_EXCLUSIONS,

@@ -33,3 +33,11 @@ class Reference:
                 tokens = torch.cat([tokens, best], dim=1)
         found: list[int] = tokens[0, len(prompt) :].tolist()
         return found
+
+    def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """Log probability of each token of an answer, after all that stands before it."""
+        with torch.no_grad():
+            logits = self._model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
+        rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        found: list[float] = rows.gather(1, torch.tensor([list(answer)]).T).flatten().tolist()
+        return found

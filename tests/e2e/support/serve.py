@@ -43,6 +43,14 @@ class Session:
         outputs = self._engine.generate(input_ids=prompts, sampling_params=_greedy(max_new_tokens) | sampling)
         return [_measured(output) for output in outputs]
 
+    def logprobs(self, prompts: list[list[int]], max_new_tokens: int) -> list[Step]:
+        """As :meth:`generate`, with the target's log probability of each new token."""
+        outputs = self._engine.generate(input_ids=prompts, sampling_params=_greedy(max_new_tokens), return_logprob=True)
+        return [
+            {**_measured(output), "logprobs": [value for value, *_ in output["meta_info"]["output_token_logprobs"]]}
+            for output in outputs
+        ]
+
     def converse(self, prompt: list[int], replies: list[list[int]], max_new_tokens: int) -> list[Step]:
         """One answer for the prompt, and one for all that was said after each reply."""
         said, answers = list(prompt), []

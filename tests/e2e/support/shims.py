@@ -196,6 +196,18 @@ SHIMS: tuple[Shim, ...] = (
         lambda: True,
         "the DFLASH worker takes its XPU choices: fused draft keys and values, Triton block, acceptance and window",
     ),
+    Replace(
+        "sglang.srt.managers.schedule_batch",
+        "track_mask_cpu.pin_memory().to(",
+        "track_mask_cpu.to(",
+        "the mask of a decode checkpoint is staged in pinned memory, which only a device can read",
+    ),
+    Set(
+        "sglang.srt.arg_groups.speculative_hook",
+        "_disable_overlap_schedule_for_cpu",
+        lambda _server_args: None,
+        "overlap scheduling is switched off for speculation on a CPU; its order of steps needs no device",
+    ),
     Set(
         "sglang.srt.arg_groups.mamba_hook",
         "_platform_supports_mamba_cache_extra_buffer",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import sgl_kernel.flash_attn as kernel  # type: ignore[import-not-found]  # the stand-in in tests/tree/stubs
+import sgl_kernel.flash_attn as kernel  # type: ignore[import-not-found]  # the stand-in in checks/stubs
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.layers.attention.xpu_backend import XPUAttentionBackend  # type: ignore[import-not-found]
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # type: ignore[import-not-found]

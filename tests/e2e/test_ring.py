@@ -1,0 +1,109 @@
+"""Private rings of draft KV end to end: the same text, and the same drafts, as with KV that shares the target's slots.
+
+Token ids alone prove nothing about a draft's cache, since the target corrects every wrong draft. The draft of these
+models looks eleven tokens back, so a wrong row costs acceptance: what has to be equal is the histogram of accepted
+drafts of each request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.support.engines import Answer, Case, Engines, Step, dflash
+from tests.e2e.support.prompts import prompt
+
+if TYPE_CHECKING:
+    from tests.e2e.support.reference import Reference
+    from tests.e2e.support.tiny_models import Models
+
+WINDOW, PAGE, TOKENS, SLOTS = 16, 16, 16, 2
+STRIDE = 48  # 16 + 15 + a block of 8, in whole pages
+CHUNK = 64  # longer than a ring
+# Prompt and answer of LONG go round a ring more than twice, those of SHORT once.
+LONG, SHORT, OTHER = prompt(1, 100), prompt(2, 40), prompt(3, 25)
+STEPS: dict[str, Step] = {
+    # Three requests for two slots: one has to wait.
+    "batch": {"do": "generate", "prompts": [LONG, SHORT, OTHER], "max_new_tokens": TOKENS},
+    "radix hit": {"do": "generate", "prompts": [LONG], "max_new_tokens": TOKENS},
+    "abort": {"do": "abort", "prompts": [OTHER, SHORT], "max_new_tokens": TOKENS, "after": 4},
+    "after abort": {"do": "logprobs", "prompts": [SHORT], "max_new_tokens": TOKENS},
+    "flush": {"do": "flush"},
+    "after flush": {"do": "generate", "prompts": [LONG], "max_new_tokens": TOKENS},
+}
+GENERATED = [name for name, step in STEPS.items() if step["do"] in ("generate", "logprobs")]
+
+
+def case(models: Models) -> Case:
+    arguments = {
+        "model_path": str(models.target),
+        "page_size": PAGE,
+        "chunked_prefill_size": CHUNK,
+        "max_running_requests": SLOTS,
+        **dflash(models.draft, speculative_draft_window_size=WINDOW),
+    }
+    return Case(arguments, list(STEPS.values()))
+
+
+@pytest.fixture(scope="module")
+def shared(engines: Engines, models: Models) -> Answer:
+    return engines.run(case(models))
+
+
+@pytest.fixture(scope="module")
+def ring_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    tree = Path(os.environ["SGX_TREE"]).resolve()
+    with Engines(tree, tmp_path_factory.mktemp("rings"), {"SGLANG_DFLASH_PRIVATE_RING": "1"}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ring(ring_engines: Engines, models: Models) -> Answer:
+    return ring_engines.run(case(models))
+
+
+def rows(run: Answer, step: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run.steps[list(STEPS).index(step)]
+    return found
+
+
+@pytest.mark.parametrize("step", GENERATED)
+def test_ids_are_those_without_speculation(shared: Answer, ring: Answer, reference: Reference, step: str) -> None:
+    expected = [reference.continued(text, TOKENS) for text in STEPS[step]["prompts"]]
+    assert [row["ids"] for row in rows(shared, step)] == expected
+    assert [row["ids"] for row in rows(ring, step)] == expected
+
+
+@pytest.mark.parametrize("step", GENERATED)
+def test_every_verification_accepts_as_with_shared_slots(shared: Answer, ring: Answer, step: str) -> None:
+    for theirs, ours in zip(rows(shared, step), rows(ring, step), strict=True):
+        assert ours["spec_correct_drafts_histogram"] == theirs["spec_correct_drafts_histogram"]
+        assert ours["spec_num_correct_drafts"] > 0
+
+
+def test_the_drafts_pool_holds_rings_only(shared: Answer, ring: Answer) -> None:
+    pools = [run.log.count(f"#tokens: {SLOTS * STRIDE},") for run in (shared, ring)]
+    assert pools == [0, 1]
+
+
+def test_a_radix_hit_leaves_the_visible_tail_out(ring: Answer) -> None:
+    (hit,) = rows(ring, "radix hit")
+    assert 0 < hit["cached_tokens"] <= len(LONG) - WINDOW
+    assert rows(ring, "after flush")[0]["cached_tokens"] == 0
+
+
+def test_an_aborted_request_gives_its_slot_back(ring: Answer) -> None:
+    aborted, neighbour = rows(ring, "abort")
+    assert aborted["finish_reason"]["type"] == "abort"
+    assert neighbour["ids"] == rows(ring, "after abort")[0]["ids"]
+    assert ring.steps[list(STEPS).index("flush")] == {"flushed": True}
+
+
+def test_log_probabilities_are_the_targets(shared: Answer, ring: Answer, reference: Reference) -> None:
+    (theirs,), (ours,) = (rows(run, "after abort") for run in (shared, ring))
+    assert ours["logprobs"] == theirs["logprobs"]
+    assert ours["logprobs"] == pytest.approx(reference.logprobs(SHORT, ours["ids"]), abs=1e-4)

@@ -1,0 +1,7 @@
+"""The draft classes of a tree."""
+
+from __future__ import annotations
+
+from sglang.srt.models import dflash, qwen3_5_mtp  # type: ignore[import-not-found]
+
+EntryClass = [qwen3_5_mtp.Qwen3_5ForCausalLMMTP, *dflash.EntryClass]

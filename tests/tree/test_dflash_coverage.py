@@ -1,0 +1,89 @@
+"""Oracle of dflash2-load-coverage.patch: a DFlash2 draft starts with all of its trained additions, or not at all.
+
+Which tensors those are, and of what shape, is computed twice: from the config by the checkpoint gate's rules, and by
+the class when it builds itself.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dflash_checkpoints import (  # type: ignore[import-not-found]  # these three lie beside this file
+    ACCEPTED,
+    CODEBOOK,
+    PROJECTION,
+    RANK,
+    REFUSED,
+    TRAINED,
+    VOCABULARY,
+)
+from draft_starts import draft_starts  # type: ignore[import-not-found]
+from gate import gate_module  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from tests.tree.conftest import Tree
+
+naming = gate_module("naming")
+
+
+@pytest.fixture(scope="module")
+def ours(composed: Tree) -> Any:
+    return draft_starts(composed)
+
+
+@pytest.fixture(scope="module")
+def theirs(upstream: Tree) -> Any:
+    return draft_starts(upstream)
+
+
+def test_the_gate_and_the_class_agree_on_the_tensors(ours: dict[str, Any]) -> None:
+    shapes = ours["DFLASH complete"]["shapes"]
+    assert len(TRAINED) == 23
+    assert {name: tuple(shape) for name, shape in shapes.items() if naming.is_dflash2(name)} == TRAINED
+
+
+@pytest.mark.parametrize("each", ACCEPTED, ids=lambda each: each["name"])
+def test_a_whole_draft_is_loaded_as_before(ours: dict[str, Any], theirs: dict[str, Any], each: dict[str, Any]) -> None:
+    measured = ours[each["name"]]
+    assert (measured["error"], measured["unfilled"]) == (None, [])
+    assert measured["digest"] == theirs[each["name"]]["digest"]
+
+
+@pytest.mark.parametrize(("each", "reason"), REFUSED, ids=lambda part: part["name"] if isinstance(part, dict) else "")
+def test_a_draft_that_is_not_whole_is_refused(ours: dict[str, Any], each: dict[str, Any], reason: str) -> None:
+    assert ours[each["name"]]["error"] is not None
+    assert reason in ours[each["name"]]["error"]
+
+
+@pytest.mark.parametrize("each", [each for each, _ in REFUSED], ids=lambda each: each["name"])
+def test_upstream_serves_it(theirs: dict[str, Any], each: dict[str, Any]) -> None:
+    assert theirs[each["name"]]["error"] is None
+
+
+def test_upstream_tells_a_wrong_shape_by_assertion_alone(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert "Attempted to load weight" in theirs["DFLASH misshapen"]["error"]
+    expected = f"{CODEBOOK} has shape {(VOCABULARY - 1, RANK)}, and the config makes it {(VOCABULARY, RANK)}"
+    assert expected in ours["DFLASH misshapen"]["error"]
+
+
+def test_the_parameters_alone_would_not_tell(theirs: dict[str, Any]) -> None:
+    """Why the payload is judged: a tensor that never came leaves a parameter as the class made it."""
+    assert theirs[f"DFLASH without {PROJECTION}"]["unfilled"] == [PROJECTION]
+    assert theirs[f"DFLASH zero {PROJECTION}"]["unfilled"] == []
+
+
+@pytest.mark.parametrize(
+    "module", ["model_loader/load_coverage", "speculative/dflash_coverage", "speculative/dflash_launch"]
+)
+def test_no_refusal_rests_on_an_assertion(composed: Tree, module: str) -> None:
+    """``python -O`` leaves assertions out."""
+    source = ast.parse(composed.source(f"sglang/srt/{module}.py"))
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(source))
+
+
+@pytest.mark.parametrize("name", ["complete", "classic", "dummy"])
+def test_a_partial_update_and_a_dummy_start_pass(ours: dict[str, Any], name: str) -> None:
+    assert ours[f"DFLASH {name}"]["error"] is None
+    assert ours[f"DFLASH {name}"]["updated"] is True
