@@ -45,7 +45,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 @pytest.fixture(scope="session")
 def upstream_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Engines of the tree without our patches."""
-    with Engines(_trees()[1], tmp_path_factory.mktemp("upstream")) as found:
+    with Engines(_trees()[1], tmp_path_factory.mktemp("upstream"), patched=False) as found:
         yield found
 
 

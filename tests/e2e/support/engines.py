@@ -116,9 +116,12 @@ class Engines(AbstractContextManager["Engines"]):
         folder: for the socket and the logs.
         environment: beside ``ENVIRONMENT``. SGLang reads much of it while it is imported, so another
             environment needs another of these.
+        patched: whether the tree has our patches.
     """
 
-    def __init__(self, tree: Path, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, tree: Path, folder: Path, environment: Mapping[str, str] | None = None, *, patched: bool = True
+    ) -> None:
         self._tree, self._folder = tree, folder
         self._numbers = itertools.count()
         self._starting, self._ready = threading.Lock(), False
@@ -127,7 +130,7 @@ class Engines(AbstractContextManager["Engines"]):
         path = os.pathsep.join([str(tree), str(ROOT)])
         self._log = (folder / "serve.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.support.serve", str(self._socket)],
+            [sys.executable, "-m", "tests.e2e.support.serve", str(self._socket), "patched" if patched else "unpatched"],
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=self._log,

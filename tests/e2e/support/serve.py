@@ -1,6 +1,6 @@
 """Imports one SGLang tree once, and forks an engine for each connection to a Unix socket.
 
-Run as ``python -m tests.e2e.support.serve SOCKET``; says ``ready`` on standard output. A connection sends one line and
+Run as ``python -m tests.e2e.support.serve SOCKET patched`` (or ``unpatched``: which tree it is); says ``ready`` on standard output. A connection sends one line and
 gets one, both JSON:
 
     {"server_args": {…}, "log": <file>, "steps": [{"do": <method of Session>, …}, …]}
@@ -142,9 +142,10 @@ def _import_tree() -> None:
 
 
 def main() -> None:
-    shims.install()
+    path, tree = sys.argv[1:]
+    shims.install(shims.SHIMS + shims.OURS if tree == "patched" else shims.SHIMS)
     _import_tree()
-    with _Server(sys.argv[1], _Connection) as server:
+    with _Server(path, _Connection) as server:
         print("ready", flush=True)
         server.serve_forever()
 

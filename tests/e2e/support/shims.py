@@ -216,6 +216,22 @@ SHIMS: tuple[Shim, ...] = (
     ),
 )
 
+OURS: tuple[Shim, ...] = (
+    Replace(
+        "sglang.srt.models.dflash",
+        "if hidden_states.is_xpu:",
+        "if True:",
+        "the selector proposes in one Triton launch on XPU (dflash-selector-triton.patch)",
+    ),
+    Replace(
+        "sglang.srt.mem_cache.memory_pool",
+        "tiled_on_xpu = (\n            _is_xpu\n            and ",
+        "tiled_on_xpu = (\n            ",
+        "draft keys and values are committed by the tiled Triton kernel on XPU (xpu-draft-kv-commit.patch)",
+    ),
+)
+"""Beside ``SHIMS`` in the patched tree: where one of our patches asks for the device."""
+
 
 class _Loader(importlib.abc.Loader):
     """Loads a module as its own loader would, with the shims applied."""
