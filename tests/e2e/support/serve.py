@@ -1,7 +1,7 @@
 """Imports one SGLang tree once, and forks an engine for each connection to a Unix socket.
 
-Run as ``python -m tests.e2e.support.serve SOCKET patched`` (or ``unpatched``: which tree it is); says ``ready`` on standard output. A connection sends one line and
-gets one, both JSON:
+Run as ``python -m tests.e2e.support.serve SOCKET patched``, or ``unpatched``, whichever the tree is; says ``ready`` on
+standard output. A connection sends one line and gets one, both JSON:
 
     {"server_args": {…}, "log": <file>, "steps": [{"do": <method of Session>, …}, …]}
     {"sglang": <imported file>, "steps": [<answer>, …], "server": {…}}
