@@ -175,7 +175,7 @@ SHIMS: tuple[Shim, ...] = (
         "sglang.srt.layers.rotary_embedding.base",
         "_is_xpu",
         True,
-        "without a known device the rotary embedding is taken from vLLM; XPU computes it in torch",
+        "without a known device the rotary embedding comes from vLLM, which is absent; torch computes it instead",
     ),
     Set(
         "sglang.kernels.ops.speculative.spec_tree",
