@@ -68,11 +68,11 @@ STEPS = {
     "chunked hit": Step("long", FEW, 3 * PAGE),
     "session": Step("session", TURN, 0),
     "next turn": Step("next turn", FEW, PAGE),
-    **{f"filler {number}": Step(f"filler {number}", 1, 0) for number in range(3)},
+    **{f"filler {number}": Step(f"filler {number}", 1, 0) for number in range(4)},
     "evicted": Step("first", TOKENS, 0),
     "hit again": Step("first", TOKENS, 2 * PAGE),
 }
-FILLERS = {f"filler {number}": prompt(40 + number, PAGE + 6) for number in range(3)}
+FILLERS = {f"filler {number}": prompt(40 + number, PAGE + 6) for number in range(4)}
 
 
 def texts(session_answer: list[int]) -> dict[str, list[int]]:
