@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,6 @@ def case(models: Models) -> Case:
 
 
 @pytest.fixture(scope="module")
-def shared(engines: Engines, models: Models) -> Answer:
-    return engines.run(case(models))
-
-
-@pytest.fixture(scope="module")
 def ring_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     tree = Path(os.environ["SGX_TREE"]).resolve()
     with Engines(tree, tmp_path_factory.mktemp("rings"), {"SGLANG_DFLASH_PRIVATE_RING": "1"}) as found:
@@ -62,8 +58,19 @@ def ring_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 
 @pytest.fixture(scope="module")
-def ring(ring_engines: Engines, models: Models) -> Answer:
-    return ring_engines.run(case(models))
+def runs(engines: Engines, ring_engines: Engines, models: Models) -> list[Answer]:
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda which: which.run(case(models)), (engines, ring_engines)))
+
+
+@pytest.fixture(scope="module")
+def shared(runs: list[Answer]) -> Answer:
+    return runs[0]
+
+
+@pytest.fixture(scope="module")
+def ring(runs: list[Answer]) -> Answer:
+    return runs[1]
 
 
 def rows(run: Answer, step: str) -> list[dict[str, Any]]:
