@@ -1,10 +1,14 @@
-"""Two tiers hold something that only one process may have: a private engine, and the lock of the build folder."""
+"""What holds for all tiers of the host."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("no deadline", deadline=None)  # a slow machine is no defect
+settings.load_profile("no deadline")
 ONE_PROCESS = {"engine", "image"}
+"""Tiers that hold something of which there is one: a private engine, and the lock of the build folder."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
