@@ -26,6 +26,7 @@ FAULTS = {
     "the prefix is not held back": "DFLASH private ring: the request in row",
     "and nobody looks": WRONG_ROW,
     "the stride forgets alignment": WRONG_ROW,
+    "the table begins one late": WRONG_ROW,
     "the whole chunk is written": WRONG_ROW,
     "nothing is committed": WRONG_ROW,
     "two requests share a slot": WRONG_ROW,

@@ -201,6 +201,7 @@ def commit_all(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 real_locs: Any = dflash_ring.DraftRing.locs
+real_table: Any = dflash_ring.DraftRing.write_table
 real_append: Any = worker_module.DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc
 
 FAULTS: dict[str | None, Any] = {
@@ -208,6 +209,9 @@ FAULTS: dict[str | None, Any] = {
     "the prefix is not held back": lambda: mock.patch.object(schedule_batch, "prefix_limit", lambda length: length),
     "and nobody looks": unlimited_and_unchecked,
     "the stride forgets alignment": lambda: mock.patch.object(dflash_ring.RingLayout, "stride", property(short_stride)),
+    "the table begins one late": lambda: mock.patch.object(
+        dflash_ring.DraftRing, "write_table", lambda self, *args: real_table(self, *args[:-1], args[-1] + 1)
+    ),
     "the whole chunk is written": lambda: mock.patch.object(dflash_ring.DraftRing, "prefill_rows", whole_chunk),
     "nothing is committed": lambda: mock.patch.object(
         worker_module.DFlashWorkerV2, "_append_target_hidden_to_draft_kv_by_loc", commit_all
