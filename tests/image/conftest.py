@@ -1,23 +1,27 @@
 """The real image of the main line, built (or taken from the cache) and loaded into an engine once per run."""
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from pipeline import check, check_data, engine, stages
+from pipeline import check, check_data, container, engine, stages
 from pipeline import image as images
 from pipeline.base import BaseImage
 from pipeline.check import Outcome
 from pipeline.compose import Composed
 from pipeline.documents import CheckReport
-from pipeline.files import BUILD, build_lock
+from pipeline.files import BUILD, PROJECT, build_lock
 from pipeline.manifest import DEFAULT_LINE, Line, load_line
-from pipeline.oci import Image
+from pipeline.oci import Image, LayerEntry
 from pipeline.store import Engine
+from tests.conftest import E2E_TIER
+from tests.image import inside
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,13 @@ class Real:
     base: BaseImage
     image: Image
     engine: Engine
+
+    @property
+    def tag(self) -> str:
+        """The engine's name of the image."""
+        tag = self.engine.find(self.image)
+        assert tag is not None
+        return tag
 
     def check(self, image: Image, log: Path, checks: Path = check.CHECKS) -> CheckReport:
         """The report of :meth:`outcome`."""
@@ -62,6 +73,32 @@ def only(checks: Collection[str], folder: Path) -> Path:
         return [name for name in tests if Path(name).stem.removeprefix("test_") not in checks]
 
     return Path(shutil.copytree(check.CHECKS, folder / "checks", ignore=others))
+
+
+E2E = PROJECT / "tests" / "e2e"
+E2E_LIMITS = container.Limits(memory=8 << 30, seconds=2400)
+"""Two engines at a time, beside the processes that they were forked from: 0.7 GiB each, mostly shared."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]:
+    """The end-to-end tests, if they were asked for: in a container beside all other tests, as they take long."""
+    if not any(item.path.name == E2E_TIER for item in request.session.items):
+        yield None
+        return
+    real: Real = request.getfixturevalue("real")
+    log = request.getfixturevalue("tmp_path_factory").mktemp("e2e") / "log"
+    entries = [
+        LayerEntry("run.py", E2E / "run.py"),
+        *inside.python_files(E2E, "tests/e2e"),
+        *inside.libraries(),
+        *inside.tree("upstream", inside.unpatched(real)),
+    ]
+    # With a connection and an owner of its own: other tests clean up what they own.
+    own = engine.find_or_start(BUILD)
+    own = dataclasses.replace(own, owner=f"{own.owner}-e2e")
+    with contextlib.closing(own.client), ThreadPoolExecutor(1) as pool:
+        yield pool.submit(inside.run, own, real.tag, entries, E2E_LIMITS, log)
 
 
 @pytest.fixture(scope="session")

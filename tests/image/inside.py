@@ -3,12 +3,16 @@
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from pipeline import check, console, container, pins
 from pipeline.files import BUILD
 from pipeline.manifest import SourceLayer
 from pipeline.oci import LayerEntry
-from tests.image.conftest import Real
+from pipeline.store import Engine
+
+if TYPE_CHECKING:
+    from tests.image.conftest import Real
 
 Cases = dict[str, list[ET.Element]]
 """Test cases of a run, by the module's name."""
@@ -37,7 +41,7 @@ def tree(folder: str, files: Mapping[str, bytes]) -> Iterator[LayerEntry]:
         yield LayerEntry(str(PurePosixPath(folder, name)), data)
 
 
-def unpatched(real: Real) -> Mapping[str, bytes]:
+def unpatched(real: "Real") -> Mapping[str, bytes]:
     """Files of the pinned SGLang before the first patch."""
     first = real.line.release.layers[0]
     assert isinstance(first, SourceLayer)
@@ -45,12 +49,10 @@ def unpatched(real: Real) -> Mapping[str, bytes]:
     return pins.read(real.line.release.pins[first.source], python, BUILD / "cache").files
 
 
-def run(real: Real, title: str, entries: Sequence[LayerEntry], limits: container.Limits, log: Path) -> Cases:
-    """Run the tests; their output is shown when there is no result at all."""
-    tag = real.engine.find(real.image)
-    assert tag is not None
-    with console.step(title) as step:
-        ended = container.run_confined(real.engine, tag, entries, limits, log, step)
+def run(engine: Engine, tag: str, entries: Sequence[LayerEntry], limits: container.Limits, log: Path) -> Cases:
+    """Run the tests in a container of the image ``tag``; their output is shown when there is no result at all."""
+    with console.step(f"tests in {tag}") as step:
+        ended = container.run_confined(engine, tag, entries, limits, log, step)
     assert ended.output is not None, f"{ended.reason}\n{log.read_text()[-5000:]}"
     found: Cases = {}
     for case in ET.fromstring(ended.output).iter("testcase"):

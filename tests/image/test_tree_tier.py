@@ -34,7 +34,7 @@ def cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> inside.Cases:
         *inside.tree("tree", real.composed.files),
         *inside.tree("upstream", inside.unpatched(real)),
     ]
-    return inside.run(real, "Tests of the tree, in the image", entries, LIMITS, tmp_path_factory.mktemp("tree") / "log")
+    return inside.run(real.engine, real.tag, entries, LIMITS, tmp_path_factory.mktemp("tree") / "log")
 
 
 @pytest.mark.parametrize("module", inside.modules(TESTS))
