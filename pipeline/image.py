@@ -29,7 +29,7 @@ from pipeline.oci import (
 )
 from pipeline.pins import describe
 
-LAYER_LIMIT = 2 << 20
+LAYER_LIMIT = 8 << 20
 """Bytes that our layer may have. It holds changed text files and the record; more means that the base is another."""
 
 

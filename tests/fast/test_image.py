@@ -206,8 +206,8 @@ class TestBuild:
         assert Image.load(tmp_path / "out" / "image") == old
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["image"]
 
-    def test_limit_is_two_mebibytes(self) -> None:
-        assert images.LAYER_LIMIT == 2 * 1024 * 1024
+    def test_limit_is_eight_mebibytes(self) -> None:
+        assert images.LAYER_LIMIT == 8 * 1024 * 1024
 
 
 def test_facts_are_what_the_checks_are_promised_as_json(tmp_path: Path, base: BaseImage) -> None:
