@@ -83,6 +83,8 @@ class Profile:
     """Folder in the container to the model's name in :attr:`Given.configs`."""
     resolved: dict[str, Any]
     graphs: dict[str, str]
+    draft_ring: dict[str, int]
+    """``stride`` and ``rows``; empty where the draft has no rings of its own."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,14 @@ def _given(data: dict[str, Any], upstream: Path) -> Given:
             for name, entry in data["architectures"].items()
         },
         profiles={
-            name: Profile(tuple(row["argv"]), row["environment"], row["mounts"], row["resolved"], row["graphs"])
+            name: Profile(
+                tuple(row["argv"]),
+                row["environment"],
+                row["mounts"],
+                row["resolved"],
+                row["graphs"],
+                row["draft_ring"],
+            )
             for name, row in data["profiles"].items()
         },
         configs=data["configs"],

@@ -8,6 +8,7 @@ Output, on the real standard output:
 * ``error`` and ``cures``: why start-up stops, and the flags that it does not stop without;
 * ``flags``: per flag of ``argv`` the attribute, the value as parsed and as resolved;
 * ``attributes``: per name its value; absent where there is no such attribute;
+* ``draft_ring``: ``stride`` and ``rows`` of private rings of draft KV; empty where the draft gets none;
 * ``variables``: per name the value that ``envs`` gives; absent where SGLang declares no such variable.
 """
 
@@ -44,9 +45,12 @@ def judge(argv: Sequence[str], attributes: Sequence[str], variables: Sequence[st
     if unknown:
         return {"unknown": [word for word in unknown if word.startswith("-")] or unknown}
     try:
-        resolved = _resolve(argv)
+        arguments = _resolve(argv)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "cures": _cures(argv)}
+    from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]
+
+    resolved = resolving_view(arguments)  # the settings as the scheduler reads them
     actions = {option: action for action in _parser()._actions for option in action.option_strings}
     dests = {flag: actions[flag].dest for flag in _flags(argv)}
     return {
@@ -54,6 +58,7 @@ def judge(argv: Sequence[str], attributes: Sequence[str], variables: Sequence[st
             flag: [dest, _plain(getattr(parsed, dest)), _plain(getattr(resolved, dest))] for flag, dest in dests.items()
         },
         "attributes": {name: _plain(getattr(resolved, name)) for name in attributes if hasattr(resolved, name)},
+        "draft_ring": _draft_ring(arguments),
         "variables": _variables(variables),
     }
 
@@ -68,13 +73,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _resolve(argv: Sequence[str]) -> Any:
-    """The settings as the scheduler reads them.
+    """The server's arguments, with all settings resolved and checked.
 
     Raises:
         Exception: whatever SGLang raises where settings do not go together.
     """
     import torch  # type: ignore[import-not-found]
-    from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]
     from sglang.srt.server_args import prepare_server_args
 
     arguments = prepare_server_args(list(argv))
@@ -85,7 +89,7 @@ def _resolve(argv: Sequence[str]) -> Any:
         raise ValueError(f"--device {arguments.device}: expected a device that torch knows") from None
     arguments.resolve_once()
     arguments.check_server_args()
-    return resolving_view(arguments)
+    return arguments
 
 
 def _cures(argv: Sequence[str]) -> list[str]:
@@ -122,6 +126,31 @@ def _variables(names: Sequence[str]) -> dict[str, Any]:
     from sglang.srt.environ import envs  # type: ignore[import-not-found]
 
     return {name: _plain(getattr(envs, name).get()) for name in names if hasattr(envs, name)}
+
+
+def _draft_ring(arguments: Any) -> dict[str, int]:
+    """The image's own layout of the rings, for the requests that its own admission lets run at once."""
+    from sglang.srt.environ import envs  # type: ignore[import-not-found]
+
+    if not hasattr(envs, "SGLANG_DFLASH_PRIVATE_RING"):
+        return {}
+    from sglang.srt.arg_groups.overrides import model_config_of  # type: ignore[import-not-found]
+    from sglang.srt.configs.hybrid_arch import mambaish_config  # type: ignore[import-not-found]
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # type: ignore[import-not-found]
+    from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
+    from sglang.srt.speculative import dflash_ring  # type: ignore[import-not-found]
+
+    get_context().set_server_args(arguments)
+    if not dflash_ring.private_ring_enabled():
+        return {}
+    # Its constructor wants a loaded model; admission reads these three, and the settings.
+    configurator = KVCacheConfigurator.__new__(KVCacheConfigurator)
+    configurator.attn_dp_size = arguments.dp_size if arguments.enable_dp_attention else 1
+    configurator.model_config = model_config_of(arguments)
+    configurator.mambaish_config = mambaish_config(configurator.model_config)
+    layout = dflash_ring.current_layout()
+    slots = configurator.resolve_max_num_reqs(arguments.max_total_tokens or sys.maxsize)
+    return {"stride": layout.stride, "rows": layout.pool_rows(slots)}
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ GRAPH_VARIABLES = ("SGLANG_DFLASH_DISABLE_DRAFT_GRAPH", "SGLANG_DFLASH_EAGER_DRA
 
 
 def test_launch(given: Given, verdict: Verdict) -> None:
-    """No flag is unknown, refused, or accepted and then overridden; the graphs are captured as the profile says."""
+    """No flag is unknown, refused, or accepted and then overridden; graphs and rings are as the profile says."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = _config_folders(given, Path(scratch))
         names = list(given.profiles)
@@ -53,6 +53,7 @@ def problems(profile: Profile, answer: Mapping[str, Any]) -> Iterator[str]:
         yield from _overridden(profile, answer)
         yield from _unread(profile, answer)
         yield from _graphs(profile, answer)
+        yield from _draft_ring(profile, answer)
 
 
 def rows(name: str, profile: Profile, variables: Mapping[str, str], answer: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -62,6 +63,7 @@ def rows(name: str, profile: Profile, variables: Mapping[str, str], answer: Mapp
     stated = {flag[0] for flag in answer.get("flags", {}).values()}
     table += [(key, "", attributes.get(key)) for key in profile.resolved if key not in stated]
     table += [(key, variables.get(key, ""), value) for key, value in answer.get("variables", {}).items()]
+    table += [(f"{what} of the draft's rings", "", value) for what, value in answer.get("draft_ring", {}).items()]
     if attributes:
         table += [(f"graph of {part}", "", how) for part, how in captured(answer).items()]
     return [{"profile": name, "name": key, "given": str(given), "resolved": str(found)} for key, given, found in table]
@@ -122,6 +124,12 @@ def _graphs(profile: Profile, answer: Mapping[str, Any]) -> Iterator[str]:
     for part, how in captured(answer).items():
         if (wanted := profile.graphs.get(part, how)) != how:
             yield f"graph of {part}: expected {wanted}, start-up resolves to {how}"
+
+
+def _draft_ring(profile: Profile, answer: Mapping[str, Any]) -> Iterator[str]:
+    wanted, found = profile.draft_ring, answer["draft_ring"]
+    if wanted != found:
+        yield f"private rings of draft KV: expected {wanted or 'none'}, this image makes {found or 'none'}"
 
 
 def _config_folders(given: Given, scratch: Path) -> dict[str, Path]:

@@ -187,6 +187,7 @@ def launches(line: Line) -> dict[str, Any]:
             "mounts": profile.mounts,
             "resolved": profile.resolved,
             "graphs": profile.graphs.model_dump() if profile.graphs else {},
+            "draft_ring": profile.draft_ring.model_dump() if profile.draft_ring else {},
         }
         for name, profile in profiles.items()
     }

@@ -239,6 +239,15 @@ class Graphs(Strict):
     """DFlash2's candidates and walk, which may stay eager beside a captured backbone."""
 
 
+class DraftRing(Strict):
+    """Rows that private rings of draft KV have, as ``sglang/srt/speculative/dflash_ring.py`` lays them out."""
+
+    stride: int
+    """Of one request."""
+    rows: int
+    """Of all requests that can run at once."""
+
+
 class PublishedImage(Strict):
     """An image that this project did not build."""
 
@@ -275,6 +284,8 @@ class Profile(Strict):
     environment: dict[VariableName, str] = {}
     """Beyond the image's own defaults."""
     graphs: Graphs | None = None
+    draft_ring: DraftRing | None = None
+    """None where the draft shares the target's slots."""
     resolved: dict[str, Any] = {}
     """``ServerArgs`` attributes that upstream's resolution fills or changes, and to what; a flag that is not named
     here has to come out as it went in."""

@@ -1,5 +1,6 @@
 """What the launch check makes of the resolver's answers; the resolver itself runs in the image (tests/image)."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def profile() -> Profile:
         mounts={"/model": "target"},
         resolved={"sampling_backend": "intel_xpu"},
         graphs={"target_verify": "graph", "draft": "graph", "selector": "graph"},
+        draft_ring={"stride": 48, "rows": 96},
     )
 
 
@@ -39,6 +41,7 @@ def answer() -> dict[str, Any]:
             "speculative_algorithm": "DFLASH",
             "cuda_graph_config": {"decode": DECODE},
         },
+        "draft_ring": {"stride": 48, "rows": 96},
         "variables": {"SGLANG_RING": True, "SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": False},
     }
 
@@ -49,6 +52,10 @@ def test_sound(profile: Profile, answer: dict[str, Any]) -> None:
     assert table[0] == {"profile": "p", "name": "--page-size", "given": "64", "resolved": "64"}
     assert [row["name"] for row in table][2:4] == ["sampling_backend", "SGLANG_RING"]
     assert [row["resolved"] for row in table][-3:] == ["graph"] * 3
+    assert [(row["name"], row["resolved"]) for row in table][-5:-3] == [
+        ("stride of the draft's rings", "48"),
+        ("rows of the draft's rings", "96"),
+    ]
 
 
 def test_unknown_flag(profile: Profile) -> None:
@@ -120,6 +127,24 @@ def test_graph_decisions(answer: dict[str, Any], change: dict[str, Any], graphs:
 def test_another_graph_decision(profile: Profile, answer: dict[str, Any]) -> None:
     answer["variables"]["SGLANG_DFLASH_EAGER_DRAFT_SAMPLER"] = True
     assert list(problems(profile, answer)) == ["graph of selector: expected graph, start-up resolves to eager"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "said"),
+    [
+        ({"stride": 48, "rows": 96}, {"stride": 48, "rows": 144}, "'rows': 96}, this image makes {'stride': 48, 'rows'"),
+        ({"stride": 48, "rows": 96}, {}, "expected {'stride': 48, 'rows': 96}, this image makes none"),
+        ({}, {"stride": 48, "rows": 96}, "expected none, this image makes {'stride': 48, 'rows': 96}"),
+    ],
+    ids=["of another size", "not made", "not asked for"],
+)
+def test_other_rings(
+    profile: Profile, answer: dict[str, Any], wanted: dict[str, int], found: dict[str, int], said: str
+) -> None:
+    answer["draft_ring"] = found
+    [problem] = problems(dataclasses.replace(profile, draft_ring=wanted), answer)
+    assert problem.startswith("private rings of draft KV: expected ")
+    assert said in problem
 
 
 def test_the_words_of_a_flag_go_with_it() -> None:

@@ -11,7 +11,8 @@ from pipeline.documents import CheckResult, CheckStatus
 from pipeline.manifest import Flag, Profile
 from tests.image.conftest import Real, only
 
-MTP, DFLASH = "native-256k-mtp", "native-256k-dflash2"
+MTP, DFLASH, RING = "native-256k-mtp", "native-256k-dflash2", "1m-dflash2"
+PRIVATE_RING = {"SGLANG_DFLASH_PRIVATE_RING": "1"}
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,12 @@ class Fault:
     says: tuple[str, ...]
     flags: dict[str, Flag] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    without: str = ""
+    """A flag that is left out."""
 
     def plant(self, profile: Profile) -> Profile:
         arguments = {**profile.arguments, **self.flags}
+        arguments.pop(self.without, None)
         return profile.model_copy(update={"arguments": arguments, "environment": self.environment})
 
 
@@ -56,6 +60,19 @@ FAULTS = {
     ),
     "unread-variable": Fault(
         MTP, ("SGLANG_RING_OF_NOBODY=1: expected a variable",), environment={"SGLANG_RING_OF_NOBODY": "1"}
+    ),
+    "ring-not-on": Fault(RING, ("rings of draft KV: expected {'stride': 2176, 'rows': 2176}, this image makes none",)),
+    "ring-for-more-requests": Fault(
+        RING,
+        ("rings of draft KV: expected {'stride': 2176, 'rows': 2176}", "makes {'stride': 2176, 'rows': 4352}"),
+        {"mamba-radix-cache-strategy": "extra_buffer_lazy"},
+        PRIVATE_RING,
+    ),
+    "ring-without-a-window": Fault(
+        RING,
+        ("SGLANG_DFLASH_PRIVATE_RING=1 requires --speculative-draft-window-size",),
+        environment=PRIVATE_RING,
+        without="speculative-draft-window-size",
     ),
     "eager-draft": Fault(
         DFLASH,
