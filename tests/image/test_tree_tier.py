@@ -12,13 +12,14 @@ from tests.image.conftest import Real
 TESTS = PROJECT / "tests" / "tree"
 CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
 SHARED = [
-    "checks/fake_xpu.py",
+    *(f"checks/{name}" for name in ("fake_xpu.py", "features.yaml", "ast_match.py", "given.py", "verdict.py")),
+    "checks/test_features.py",
     "pipeline/pool_sizes.py",
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
     *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),
 ]
-"""The device and the models that are not there; capacity arithmetic and rules of the checkpoint gate, which tests there
-hold against the tree's own."""
+"""The device and the models that are not there; the rows of the check ``features``, capacity arithmetic, and rules of
+the checkpoint gate, which tests there hold against the trees."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
