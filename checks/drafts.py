@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 HIDDEN, VOCABULARY, HEADS, KEY_HEADS, HEAD_DIM, RANK, TAPS, GROUP, LAYERS = 64, 96, 4, 2, 16, 8, 2, 16, 2
+BLOCK, WINDOW = 8, 32
+"""What a trial launch asks for."""
 SHARED = {
     "hidden_size": HIDDEN,
     "intermediate_size": HIDDEN,
@@ -39,7 +41,7 @@ DFLASH2: dict[str, Any] = {
     "num_hidden_layers": LAYERS,
     "rope_theta": 10000.0,
     "attention_bias": False,
-    "block_size": 8,
+    "block_size": BLOCK,
     "num_target_layers": 4,
     "dflash_config": {
         "mask_token_id": 1,
@@ -51,6 +53,12 @@ DFLASH2: dict[str, Any] = {
     },
 }
 CLASSIC = {**DFLASH2, "architectures": ["DFlashDraftModel"]}
+WINDOWED: dict[str, Any] = {
+    **DFLASH2,
+    "layer_types": ["sliding_attention"] * LAYERS,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+}
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,16 @@ LOADS = {
 """By the class of the draft, checkpoints to load."""
 LAUNCHES = {
     "DFlash2DraftModel": (
-        Trial("launch with a DFlash2 draft", DFLASH2, {}),
+        Trial("launch with a DFlash2 draft", WINDOWED, {}),
         Trial("launch with a classic draft", CLASSIC, {}, refused="its architecture is DFlashDraftModel"),
-        Trial("launch with another block", {**DFLASH2, "block_size": 16}, {}, refused="its block_size is 16"),
+        Trial("launch with another block", {**WINDOWED, "block_size": 16}, {}, refused="its block_size is 16"),
+        Trial("launch with another window", {**WINDOWED, "sliding_window": 16}, {}, refused="its sliding_window is 16"),
+        Trial(
+            "launch with a draft of a deeper target",
+            {**WINDOWED, "num_target_layers": 8},
+            {},
+            refused="its num_target_layers is 8",
+        ),
     )
 }
-"""By the class that the image expects, drafts to resolve a launch for: 8 draft tokens, without a window."""
+"""By the class that the image expects, drafts to resolve a launch for, with ``BLOCK`` draft tokens and ``WINDOW``."""

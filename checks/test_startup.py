@@ -118,6 +118,7 @@ def _launch(sglang: Any, trial: Trial, folder: Path) -> None:
         device="xpu",
         speculative_algorithm="DFLASH",
         speculative_draft_model_path=_config(folder / "draft", trial.config),
-        speculative_num_draft_tokens=8,
+        speculative_num_draft_tokens=drafts.BLOCK,
+        speculative_draft_window_size=drafts.WINDOW,
     )
     sglang.resolution._handle_dflash(server_args)
