@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import sgl_kernel.flash_attn as kernel  # type: ignore[import-not-found]  # the stand-in in tests/tree/stubs
+import sgl_kernel.flash_attn as kernel  # type: ignore[import-not-found]  # the stand-in in checks/stubs
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.configs.model_config import AttentionArch  # type: ignore[import-not-found]
 from sglang.srt.layers.attention import xpu_backend  # type: ignore[import-not-found]
