@@ -132,7 +132,7 @@ def test_another_graph_decision(profile: Profile, answer: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("wanted", "found", "said"),
     [
-        ({"stride": 48, "rows": 96}, {"stride": 48, "rows": 144}, "'rows': 96}, this image makes {'stride': 48, 'rows'"),
+        ({"stride": 48, "rows": 96}, {"stride": 48, "rows": 144}, "'rows': 96}, this image makes {'stride': 48,"),
         ({"stride": 48, "rows": 96}, {}, "expected {'stride': 48, 'rows': 96}, this image makes none"),
         ({}, {"stride": 48, "rows": 96}, "expected none, this image makes {'stride': 48, 'rows': 96}"),
     ],
