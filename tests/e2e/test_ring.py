@@ -8,7 +8,7 @@ drafts of each request. Overlap scheduling is on, as in the images.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,19 +38,22 @@ STEPS: dict[str, Step] = {
     "flush": {"do": "flush"},
     "after flush": {"do": "generate", "prompts": [LONG], "max_new_tokens": TOKENS},
 }
+# The profiles' pages: a ring is 128 rows, and this prompt goes round twice.
+WHOLE_PAGE, WHOLE_STRIDE, VERY_LONG = 64, 128, prompt(4, 260)
+AGAIN: Step = {"do": "generate", "prompts": [VERY_LONG], "max_new_tokens": 8}
 GENERATED = [name for name, step in STEPS.items() if step["do"] in ("generate", "logprobs")]
 
 
-def case(models: Models) -> Case:
+def case(models: Models, page: int = PAGE, chunk: int = CHUNK, steps: Sequence[Step] = tuple(STEPS.values())) -> Case:
     arguments = {
         "model_path": str(models.target),
-        "page_size": PAGE,
-        "chunked_prefill_size": CHUNK,
+        "page_size": page,
+        "chunked_prefill_size": chunk,
         "max_running_requests": SLOTS,
         "disable_overlap_schedule": False,
         **dflash(models.draft, speculative_draft_window_size=WINDOW),
     }
-    return Case(arguments, list(STEPS.values()))
+    return Case(arguments, steps)
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +127,17 @@ def test_log_probabilities_are_the_targets(shared: Answer, ring: Answer, referen
     (theirs,), (ours,) = (rows(run, "after abort") for run in (shared, ring))
     assert ours["logprobs"] == theirs["logprobs"]
     assert ours["logprobs"] == pytest.approx(reference.logprobs(SHORT, ours["ids"]), abs=1e-4)
+
+
+def test_pages_of_64(engines: Engines, ring_engines: Engines, models: Models, reference: Reference) -> None:
+    """A cold prompt in chunks longer than a ring, and a hit on it, whose tail is computed again."""
+    paged = case(models, WHOLE_PAGE, 192, [AGAIN, AGAIN])
+    with ThreadPoolExecutor() as pool:
+        theirs, ours = pool.map(lambda which: which.run(paged), (engines, ring_engines))
+    assert [run.log.count(f"#tokens: {SLOTS * WHOLE_STRIDE},") for run in (theirs, ours)] == [0, 1]
+    expected = reference.continued(VERY_LONG, AGAIN["max_new_tokens"])
+    for (shared,), (ring,) in zip(theirs.steps, ours.steps, strict=True):
+        assert shared["ids"] == ring["ids"] == expected
+        assert ring["spec_correct_drafts_histogram"] == shared["spec_correct_drafts_histogram"]
+        assert ring["spec_num_correct_drafts"] > 0
+    assert ours.steps[1][0]["cached_tokens"] == 192
