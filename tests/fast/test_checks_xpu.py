@@ -124,7 +124,12 @@ def test_nothing_of_ours_proves_nothing(image: FakeImage) -> None:
     [
         ('not config["symmetric"]', "False", 4, "expected an error that says 'symmetric', found XPUCompressedTensors"),
         ('"only 4-bit weights"', '"no"', 4, "expected an error that says '4-bit', found NotImplementedError: no"),
-        ('config["group_size"] < 32', "False", 4, "expected an error that says 'group_size', found XPUCompressedTensors"),
+        (
+            'config["group_size"] < 32',
+            "False",
+            4,
+            "expected an error that says 'group_size', found XPUCompressedTensors",
+        ),
         ('config.get("actorder")', "False", 4, "expected an error that says 'reordering', found XPUCompressedTensors"),
         ("torch.xpu.is_available()", "False", 14, "expected XPUCompressedTensorsWNA16, found INT4"),
         ("names & set(", "not set(", 4, "the published ignore list: expected plain, found XPUCompressedTensorsWNA16"),
