@@ -162,7 +162,7 @@ def update_readme(text: str, checks: Path = CHECKS) -> str:
 
 
 def feature_table(table: Features) -> str:
-    """Markdown table with a line per title: feature, origin, where it lives, which checks prove it, which tests ran it."""
+    """Markdown table with a line per title: feature, origin, where it lives, what proves it, which tests run it."""
     titles: dict[str, list[Feature]] = {}
     for row in table.root:
         titles.setdefault(row.title, []).append(row)
