@@ -38,7 +38,7 @@ def test_launch(given: Given, verdict: Verdict) -> None:
         verdict.problem("expected profiles to launch in the manifest, found none")
     verdict.conclude(
         f"{flags} flags of {len(names)} profiles parsed and resolved as written, with configs of the real models; "
-        "torch.xpu and sgl_kernel are stand-ins here, so no card was asked and no weight loaded"
+        "torch.xpu is a stand-in, and so is sgl_kernel where the base has none: no card was asked and no weight loaded"
     )
 
 

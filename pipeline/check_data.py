@@ -31,6 +31,11 @@ class Feature(Strict):
     title: str
     why: str
     origin: Annotated[str, Field(pattern=r"^(upstream|patch|overlay) \S+$")]
+    # For the table alone: the check in the image needs neither.
+    also: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z]+$")], ...], Field(exclude=True)] = ()
+    run: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^tests/(tree|e2e|gpu)/test_[a-z0-9_]+\.py$")], ...], Field(exclude=True)
+    ] = ()
     file: TreePath
     scope: str | None = Field(default=None, alias="in")
     find: tuple[str, ...] = ()
@@ -157,11 +162,11 @@ def update_readme(text: str, checks: Path = CHECKS) -> str:
 
 
 def feature_table(table: Features) -> str:
-    """Markdown table with a line per title: feature, origin, where it lives, which rows of the check prove it."""
+    """Markdown table with a line per title: feature, origin, where it lives, what proves it, which tests run it."""
     titles: dict[str, list[Feature]] = {}
     for row in table.root:
         titles.setdefault(row.title, []).append(row)
-    lines = ["| Feature | From | Where | Proven by |", "|---|---|---|---|"]
+    lines = ["| Feature | From | Where | Proven by | Run by |", "|---|---|---|---|---|"]
     lines += [_line(title, rows) for title, rows in titles.items()]
     return "\n".join(lines) + "\n"
 
@@ -174,6 +179,14 @@ def _line(title: str, rows: list[Feature]) -> str:
     where = [
         f"`{file}`" + (f": {', '.join(dict.fromkeys(scopes))}" if scopes else "") for file, scopes in places.items()
     ]
-    proofs = ", ".join(f"`{row.id}`" for row in rows)
-    cells = [title, ", ".join(origins), "<br>".join(where), f"`features`: {proofs}"]
+    proofs = [f"`features`: {', '.join(f'`{row.id}`' for row in rows)}"]
+    proofs += [f"`{check}`" for check in dict.fromkeys(check for row in rows for check in row.also)]
+    runs = [_module(path) for path in dict.fromkeys(path for row in rows for path in row.run)]
+    cells = [title, ", ".join(origins), "<br>".join(where), "<br>".join(proofs), "<br>".join(runs)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _module(path: str) -> str:
+    """A link to a module of tests, by tier and subject."""
+    tier, _, name = path.removeprefix("tests/").removesuffix(".py").partition("/test_")
+    return f"[{tier}: {name.replace('_', ' ')}]({path})"

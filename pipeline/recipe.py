@@ -319,7 +319,8 @@ def graph_decisions(profile: Profile, environment: Mapping[str, str]) -> Graphs:
     Target: ``cuda_graph_config.decode.backend``, which XPU honours for ``full`` only (``handle_xpu_backends``).
     Draft: the same setting (``_capture_cuda_graphs`` of ``EAGLEWorkerV2``, ``init_cuda_graphs`` of ``DFlashWorkerV2``)
     unless ``SGLANG_DFLASH_DISABLE_DRAFT_GRAPH``. Selector: in the draft's graph (``_maybe_build_draft_sampler``) unless
-    ``SGLANG_DFLASH_EAGER_DRAFT_SAMPLER``.
+    ``SGLANG_DFLASH_EAGER_DRAFT_SAMPLER``. What that function asks of the loaded model besides is left out, as no flag
+    says it: an ``lm_head`` of the target that can be captured, and a block of more than one token.
     """
     captured = bool(profile.graph_batches)
     algorithm = profile.flags.get("speculative-algorithm")

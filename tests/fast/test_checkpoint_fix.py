@@ -26,7 +26,7 @@ def fixed_list(made: Made, pin: Release = PIN) -> list[str]:
     return found
 
 
-def test_the_articles_list_becomes_complete() -> None:
+def test_a_list_of_the_vision_tower_becomes_complete() -> None:
     made = target().exclude("re:.*visual.*", "lm_head")
     assert fixed_list(made) == ["re:.*visual.*", "lm_head", *MTP_EXCLUSIONS]
 

@@ -153,7 +153,7 @@ TARGET_FAULTS: list[tuple[str, str, Plant]] = [
         "q without k and v",
         lambda made: made.exclude(*[n for n in SPLIT_ONLY if n[-6:] not in ("k_proj", "v_proj")]),
     ),
-    ("MTP-08", "the article's defect: vision only", lambda made: made.exclude("lm_head", "re:.*visual.*")),
+    ("MTP-08", "the published defect: vision only", lambda made: made.exclude("lm_head", "re:.*visual.*")),
     ("MTP-08", "down is not excluded", lambda made: made.exclude(*[n for n in MTP_EXCLUSIONS if "down" not in n])),
     ("MTP-09", "excluded, and packed on disk", lambda made: packed_head(made).exclude(*MTP_EXCLUSIONS)),
     ("MTP-10", "second layer", lambda made: made.tensors.update({"mtp.layers.1.mlp.up_proj.weight": ("BF16", (4, 4))})),

@@ -112,6 +112,12 @@ def test_each_patch_that_a_row_names_exists_and_touches_its_file() -> None:
             assert f"+++ b/{row.file}\n" in patch.read_text(encoding="utf-8")
 
 
+def test_checks_and_tests_that_a_row_names_exist() -> None:
+    for row in check_data.features().root:
+        assert [check for check in row.also if not (CHECKS / f"test_{check}.py").is_file()] == [], row.id
+        assert [path for path in row.run if not (PROJECT / path).is_file()] == [], row.id
+
+
 def _row(**changes: Any) -> Feature:
     row = {"id": "a", "title": "T", "why": "w", "origin": "upstream 1", "file": "sglang/a.py", "find": ["a(...)"]}
     return Feature.model_validate({**row, **changes})
@@ -120,15 +126,19 @@ def _row(**changes: Any) -> Feature:
 def test_table_has_one_line_per_title() -> None:
     rows = (
         _row(),
-        _row(id="b", origin="patch p.patch", **{"in": "f"}),
-        _row(id="c", **{"in": "C.g"}),
+        _row(id="b", origin="patch p.patch", also=["launch"], run=["tests/tree/test_a_b.py"], **{"in": "f"}),
+        _row(
+            id="c", also=["launch", "startup"], run=["tests/e2e/test_a.py", "tests/tree/test_a_b.py"], **{"in": "C.g"}
+        ),
         _row(id="d", title="Either | or"),
     )
     assert check_data.feature_table(Features(rows)) == (
-        "| Feature | From | Where | Proven by |\n"
-        "|---|---|---|---|\n"
-        "| T | upstream 1, patch p.patch | `sglang/a.py`: `f`, `C.g` | `features`: `a`, `b`, `c` |\n"
-        "| Either \\| or | upstream 1 | `sglang/a.py` | `features`: `d` |\n"
+        "| Feature | From | Where | Proven by | Run by |\n"
+        "|---|---|---|---|---|\n"
+        "| T | upstream 1, patch p.patch | `sglang/a.py`: `f`, `C.g` "
+        "| `features`: `a`, `b`, `c`<br>`launch`<br>`startup` "
+        "| [tree: a b](tests/tree/test_a_b.py)<br>[e2e: a](tests/e2e/test_a.py) |\n"
+        "| Either \\| or | upstream 1 | `sglang/a.py` | `features`: `d` |  |\n"
     )
 
 

@@ -26,6 +26,10 @@ class INT4:
             raise NotImplementedError("only symmetric weights")
         if config["num_bits"] != 4:
             raise NotImplementedError("only 4-bit weights")
+        if config["group_size"] < 32:
+            raise NotImplementedError("no such group_size")
+        if config.get("actorder"):
+            raise NotImplementedError("no reordering")
 
 
 class XPUCompressedTensorsWNA16(INT4): ...
@@ -120,12 +124,28 @@ def test_nothing_of_ours_proves_nothing(image: FakeImage) -> None:
     [
         ('not config["symmetric"]', "False", 4, "expected an error that says 'symmetric', found XPUCompressedTensors"),
         ('"only 4-bit weights"', '"no"', 4, "expected an error that says '4-bit', found NotImplementedError: no"),
+        (
+            'config["group_size"] < 32',
+            "False",
+            4,
+            "expected an error that says 'group_size', found XPUCompressedTensors",
+        ),
+        ('config.get("actorder")', "False", 4, "expected an error that says 'reordering', found XPUCompressedTensors"),
         ("torch.xpu.is_available()", "False", 14, "expected XPUCompressedTensorsWNA16, found INT4"),
         ("names & set(", "not set(", 4, "the published ignore list: expected plain, found XPUCompressedTensorsWNA16"),
         ('["ignore"]):', '["ignore"]) or "mtp" in names | set(self.config["ignore"]):', 4, "which match nothing: exp"),
-        ('"compressed-tensors": Config', "", 28, "found KeyError: 'compressed-tensors'"),
+        ('"compressed-tensors": Config', "", 36, "found KeyError: 'compressed-tensors'"),
     ],
-    ids=["asymmetric", "other error", "not for XPU", "nothing ignored", "parents match", "unknown method"],
+    ids=[
+        "asymmetric",
+        "other error",
+        "small groups",
+        "reordered",
+        "not for XPU",
+        "nothing ignored",
+        "parents match",
+        "unknown method",
+    ],
 )
 def test_sglang_that_builds_layers_otherwise(image: FakeImage, old: str, new: str, count: int, says: str) -> None:
     assert old in QUANTISATION

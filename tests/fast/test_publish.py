@@ -154,7 +154,7 @@ def test_another_branch(hub: HubServer, folder: Path, line: Line) -> None:
 
 
 def test_card_only_is_judged_by_the_published_weights(hub: HubServer, folder: Path, line: Line, tmp_path: Path) -> None:
-    """The article's defect, mended by two files."""
+    """A published defect (only the vision tower is ignored), mended by two files."""
     weights = shard(target_tensors())
     hub.add(REPO, {"config.json": b"{}", "README.md": b"old", "model.safetensors": weights})
     two = write_files(tmp_path / "two", {name: (folder / name).read_bytes() for name in ("README.md", "config.json")})

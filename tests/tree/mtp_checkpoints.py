@@ -115,7 +115,7 @@ def without(tensors: Tensors, *names: str) -> Tensors:
 
 
 def int4(*ignore: str) -> dict[str, Any]:
-    """The quantisation config of the article's target, with an ignore list."""
+    """The quantisation config of the published target, with an ignore list."""
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {

@@ -1,4 +1,4 @@
-"""Oracle of xpu-mamba-extra-buffer.patch: the article's command lines end in settings, not in an assertion.
+"""Oracle of xpu-mamba-extra-buffer.patch: the published command lines end in settings, not in an assertion.
 
 SGLang resolves whole command lines against config folders of the real models and a faked torch.xpu. No server
 starts. What the rule says on other platforms, and how many state slots a request takes, is asked beside that.
