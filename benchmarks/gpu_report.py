@@ -57,7 +57,11 @@ def _table(figures: list[dict[str, Any]], rate: float) -> Iterator[str]:
             "way": each["what"],
             "µs, median": f"{time['us']:,.1f}" if time else "",
             "quartiles": f"{time['low']:,.1f} to {time['high']:,.1f}" if time else "",
-            "of the bandwidth limit": f"{least / rate / (time['us'] * 1e-6):.1%}" if time and least else "",
+            "of the bandwidth limit": _percent(least / rate / (time["us"] * 1e-6)) if time and least else "",
             "relative error": f"{error:.1e}" if error is not None else "",
         }
         yield f"| {' | '.join(cells[column] for column in columns)} |"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "below 0.1%"

@@ -119,6 +119,7 @@ def test_a_table_holds_time_bandwidth_and_error() -> None:
     measured |= {"command": "run", "tree": "sha256:1", "archive": "sha256:2"}
     text = markdown({**measured, "figures": [each.as_json() for each in figures]})
     assert "| c | w | 10.0 | 9.0 to 12.0 | 5.0% |" in text
+    assert "| d | w | 10.0 | 9.0 to 12.0 | below 0.1% |" in text
     assert "| c | w | 5.0e-01 |" in text
     assert "Command `run`, composed tree `sha256:1`, archive `sha256:2`." in text
 
@@ -126,3 +127,10 @@ def test_a_table_holds_time_bandwidth_and_error() -> None:
 def test_the_published_tables_are_those_of_the_raw_results() -> None:
     document = json.loads((PROJECT / "docs/gpu-results.json").read_text(encoding="utf-8"))
     assert markdown(document) in (PROJECT / "docs/gpu-results.md").read_text(encoding="utf-8")
+
+
+def test_every_published_time_has_its_least_bytes_beside_it() -> None:
+    document = json.loads((PROJECT / "docs/gpu-results.json").read_text(encoding="utf-8"))
+    timed = [each for each in document["figures"] if "time" in each]
+    assert timed
+    assert [each for each in timed if not each.get("bytes")] == []
