@@ -19,7 +19,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]  # on the machine with the device
 
-from benchmarks.gpu_report import Figure, markdown
+from benchmarks.gpu_report import SOURCE, Figure, markdown
 from tests.gpu import attention, draft_kv, gdn, selector
 from tests.gpu.machine import DEVICE, HALF, Time, described, launched, relative_error, replayed
 from tests.tree.drivers import commit_loops
@@ -71,6 +71,21 @@ def gdn_times(ours: Path, theirs: Path, batch: int) -> Iterator[Figure]:
         yield figure("Gated DeltaNet packed decode", f"batch {batch}", what, replayed(calls), bytes=moved)
 
 
+def selector_bytes(batch: int, scores: Any) -> dict[str, int]:
+    """Least bytes of a whole selection, of the tables alone, which hold all transitions, and of a walk through them.
+
+    A path needs one predecessor row for each slot; the tables need one for each candidate before a slot.
+    """
+    row, slots, candidates = selector.RANK * HALF.itemsize, selector.SLOTS, selector.TOP_K
+    factors = batch * slots * ((candidates + 1) * row + candidates * (8 + 4))  # successors, hidden; ids, unary logits
+    chosen = batch * slots * (candidates * 4 + 8)  # distribution and token
+    return {
+        "whole": factors + batch * slots * row + chosen,
+        "tables": factors + batch * (1 + (slots - 1) * candidates) * row + scores.nbytes,
+        "walk": batch * slots * candidates * (scores.element_size() + 8) + chosen,
+    }
+
+
 def selector_times(ours: Path, ways: selector.Ways, batch: int) -> Iterator[Figure]:
     first = draw(batch, selector.SLOTS, selector.TOP_K, selector.RANK, selector.VOCAB, HALF, seed=batch).on(DEVICE)
     number = max(64, 512 // batch)
@@ -83,22 +98,24 @@ def selector_times(ours: Path, ways: selector.Ways, batch: int) -> Iterator[Figu
         for _ in range(number)
     ]
     scores, torch_walk = ways.tables(first), ways.torch_walk(ours)
-    row = selector.RANK * HALF.itemsize
-    touched = batch * selector.SLOTS * ((selector.TOP_K + 2) * row + selector.TOP_K * (8 + 4 + 4))
-    calls: dict[str, Callable[[Given], Any]] = {
-        "one launch (ours)": ways.ours,
-        "tables, compiled": ways.tables,
-        "walk, Triton": lambda given: ways.triton_walk(given, scores),
-        "walk, torch": lambda given: torch_walk(given, scores),
-        "tables and Triton walk (CUDA today)": lambda given: ways.triton_walk(given, ways.tables(given)),
-        "tables and torch walk (XPU before)": lambda given: torch_walk(given, ways.tables(given)),
+    least = selector_bytes(batch, scores)
+    calls: dict[str, tuple[Callable[[Given], Any], int]] = {
+        "one launch (ours)": (ways.ours, least["whole"]),
+        "tables, compiled": (ways.tables, least["tables"]),
+        "walk, Triton": (lambda given: ways.triton_walk(given, scores), least["walk"]),
+        "walk, torch": (lambda given: torch_walk(given, scores), least["walk"]),
+        "tables and Triton walk (CUDA today)": (
+            lambda given: ways.triton_walk(given, ways.tables(given)),
+            least["whole"],
+        ),
+        "tables and torch walk (XPU before)": (lambda given: torch_walk(given, ways.tables(given)), least["whole"]),
     }
     logits = torch.randn(batch * selector.SLOTS, selector.VOCAB // 4, device=DEVICE).to(HALF)
     time = replayed([partial(torch.topk, logits, selector.TOP_K)] * 16)
     yield figure("Selector", f"batch {batch}", "candidates of one of four ranks, torch.topk", time, bytes=logits.nbytes)
-    for what, call in calls.items():
+    for what, (call, moved) in calls.items():
         time = replayed([partial(call, given) for given in sets])
-        yield figure("Selector", f"batch {batch}", what, time, bytes=touched if call == ways.ours else None)
+        yield figure("Selector", f"batch {batch}", what, time, bytes=moved)
 
 
 def commit_times(functions: commit_loops.Functions, by_torch: Any, batch: int) -> Iterator[Figure]:
@@ -116,34 +133,36 @@ def commit_times(functions: commit_loops.Functions, by_torch: Any, batch: int) -
         functions.kernels._compute_dflash_accept_bonus_triton_unchecked,
         *(candidates, target, *outs, tokens, lengths, new_lengths),
     )
+    moved = sum(each.nbytes for each in (candidates, target, lengths, *outs, tokens, new_lengths))
     for what, call in (("one kernel (upstream, XPU too)", one_kernel), ("torch", separate)):
-        yield figure("Accept, bonus, commit", f"batch {batch}", what, replayed([call] * 64))
+        yield figure("Accept, bonus, commit", f"batch {batch}", what, replayed([call] * 64), bytes=moved)
 
 
 def row_times(functions: commit_loops.Functions, batch: int) -> Iterator[Figure]:
-    keys, values = torch.randn(2, batch * 8, 2, 128, device=DEVICE).to(HALF)
+    keys, values = torch.randn(2, 5, batch * 8, 2, 128, device=DEVICE).to(HALF)
     caches = torch.zeros(2, 5, 4096, 2, 128, dtype=HALF, device=DEVICE)
     locations = torch.randperm(4096, device=DEVICE)[: batch * 8].view(batch, 8)
     committed = torch.full((batch,), 4, dtype=torch.int32, device=DEVICE)
+    moved = 2 * (keys.nbytes + values.nbytes) * 4 // 8  # half of each block, read and written
 
     def write() -> None:
         for layer in range(5):
-            functions.write_rows(
-                keys, values, caches[0, layer], caches[1, layer], locations, committed, keys[0].numel(), HALF
-            )
+            source, target = (keys[layer], values[layer]), (caches[0, layer], caches[1, layer])
+            functions.write_rows(*source, *target, locations, committed, keys[layer, 0].numel(), HALF)
 
     def select() -> None:
         slots = torch.arange(8, device=DEVICE)
         for layer in range(5):
             index = torch.nonzero((slots < committed[:, None]).flatten()).flatten()
             rows = locations.flatten().index_select(0, index)
-            caches[0, layer][rows] = keys.index_select(0, index)
-            caches[1, layer][rows] = values.index_select(0, index)
+            caches[0, layer][rows] = keys[layer].index_select(0, index)
+            caches[1, layer][rows] = values[layer].index_select(0, index)
 
     topic, case = "Commit of five layers' accepted rows", f"batch {batch}, launched from the host"
-    yield figure(topic, case, "Triton, lengths stay on the device", launched(write))
-    yield figure(topic, case, "torch.nonzero, waits for the device (XPU in upstream)", launched(select))
-    yield figure(topic, f"batch {batch}, in a graph", "Triton, lengths stay on the device", replayed([write] * 16))
+    yield figure(topic, case, "Triton, lengths stay on the device", launched(write), bytes=moved)
+    yield figure(topic, case, "torch.nonzero, waits for the device (XPU in upstream)", launched(select), bytes=moved)
+    case = f"batch {batch}, in a graph"
+    yield figure(topic, case, "Triton, lengths stay on the device", replayed([write] * 16), bytes=moved)
 
 
 def draft_kv_times(ours: Path, tokens: int) -> Iterator[Figure]:
@@ -198,6 +217,8 @@ def main() -> None:
     ours, theirs = (Path(os.environ[name]).resolve() for name in ("SGX_TREE", "SGX_UPSTREAM"))
     date = datetime.now(UTC).date().isoformat()
     document: dict[str, Any] = {
+        "command": "python3 run.py bench",
+        **json.loads((Path(__file__).parents[1] / SOURCE).read_text(encoding="utf-8")),
         "date": date,
         "machine": described(),
         "bytes_per_second": bandwidth(),

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import gzip
+import hashlib
 import io
+import json
 import tarfile
 from collections.abc import Iterator, Mapping
 
 import click
 
+from benchmarks.gpu_report import SOURCE
 from pipeline import compose, pins
 from pipeline.errors import PipelineError
 from pipeline.files import BUILD, PROJECT, write_atomic
@@ -77,6 +80,13 @@ def contents(ours: Mapping[str, bytes], upstream: Mapping[str, bytes]) -> dict[s
     return files
 
 
+def source(files: Mapping[str, bytes], tree: str) -> bytes:
+    """``source.json``: digest of the composed tree, and of this archive's other files as ``sha256sum`` lists them."""
+    listing = "".join(f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items()))
+    digest = f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
+    return (json.dumps({"tree": tree, "archive": digest}) + "\n").encode()
+
+
 def pack(files: Mapping[str, bytes]) -> bytes:
     """The same bytes for the same files."""
     buffer = io.BytesIO()
@@ -101,7 +111,9 @@ def pristine(line: Line) -> dict[str, bytes]:
 def main(name: str) -> None:
     """Write ``.build/<line>/gpu.tar.gz``."""
     line = load_line(name)
-    data = pack(contents(compose.compose(line).files, pristine(line)))
+    composed = compose.compose(line)
+    files = contents(composed.files, pristine(line))
+    data = pack({**files, SOURCE: source(files, composed.record.digest)})
     target = BUILD / name / "gpu.tar.gz"
     write_atomic(target, data)
     click.echo(f"{target}: {len(data):,} bytes")

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+SOURCE = "source.json"
+"""The archive's file that says of which tree it was packed, and of which files."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -31,7 +34,9 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines = [
         f"{document['date']}, {machine['device']}, driver {machine['driver']}, torch {machine['torch']}, "
         f"Triton {machine['triton']}; "
-        f"an elementwise kernel over 8 GiB moves {rate / 1e12:.2f} TB/s."
+        f"an elementwise kernel over 8 GiB moves {rate / 1e12:.2f} TB/s.",
+        f"Command `{document['command']}`, composed tree `{document['tree'][:19]}`, "
+        f"archive `{document['archive'][:19]}`.",
     ]
     for topic, figures in groupby(document["figures"], key=lambda each: each["topic"]):
         lines += ["", f"### {topic}", "", *_table(list(figures), rate)]
@@ -52,7 +57,11 @@ def _table(figures: list[dict[str, Any]], rate: float) -> Iterator[str]:
             "way": each["what"],
             "µs, median": f"{time['us']:,.1f}" if time else "",
             "quartiles": f"{time['low']:,.1f} to {time['high']:,.1f}" if time else "",
-            "of the bandwidth limit": f"{least / rate / (time['us'] * 1e-6):.1%}" if time and least else "",
+            "of the bandwidth limit": _percent(least / rate / (time["us"] * 1e-6)) if time and least else "",
             "relative error": f"{error:.1e}" if error is not None else "",
         }
         yield f"| {' | '.join(cells[column] for column in columns)} |"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "below 0.1%"

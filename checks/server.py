@@ -71,8 +71,12 @@ class Server:
 
     @contextmanager
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
-        """Payloads of the server-sent events; leaving early closes the connection, as a client that gives up does."""
-        with self._connection() as connection:
+        """Payloads of the server-sent events; leaving early closes the connection, as a client that gives up does.
+
+        Raises:
+            ServerError: the answer broke off.
+        """
+        with self._connection(path) as connection:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             lines = (line.decode("utf-8", "replace").strip() for line in response)
@@ -96,17 +100,22 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-        with self._connection() as connection:
+        with self._connection(path) as connection:
             content = None if body is None else json.dumps(body)
             connection.request(method, path, content, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read()
 
     @contextmanager
-    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+    def _connection(self, path: str) -> Iterator[http.client.HTTPConnection]:
+        """For one request; an answer that breaks off half-way is an error of the server, however Python names it."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
         try:
             yield connection
+        except ConnectionError:
+            raise  # one of them is an HTTPException too, but says only that nobody answers, as when it starts
+        except http.client.HTTPException as error:
+            raise ServerError(f"{path}: expected a whole answer, it broke off: {error!r}") from error
         finally:
             connection.close()
 

@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 
 from checks import tiny_model
@@ -94,8 +95,9 @@ def _cancel(server: Server, verdict: Verdict) -> None:
     """A client that goes away frees its request long before all tokens are made."""
     sampling = {"temperature": 0, "max_new_tokens": LONG, "ignore_eos": True}
     with server.stream("/generate", {"text": PROMPT, "sampling_params": sampling, "stream": True}) as events:
-        next(events)
-        next(events)
+        begun_with = list(islice(events, 2))
+    if len(begun_with) < 2:
+        raise ServerError(f"/generate: expected a stream of up to {LONG} tokens, it ended after {begun_with}")
     used, begun = 0, time.monotonic()
     while (load := _load(server))["num_running_reqs"]:
         used = max(used, load["num_used_tokens"])

@@ -39,11 +39,13 @@ class Handler(BaseHTTPRequestHandler):
         elif not body.get("stream"):
             STATE["requests"] += 1
             self._json({"output_ids": self._tokens(body["sampling_params"]["max_new_tokens"])})
+        elif f"dies-in-{self.path}" == FAULT:
+            self._break_off()
         elif self.path == "/v1/completions":
             self._completion(body["max_tokens"])
         else:
             STATE["left"] = True
-            self._events(["{}", "{}", "{}"])
+            self._events(["{}"] * (1 if FAULT == "short" else 3))
 
     def _tokens(self, count: int) -> list[int]:
         if FAULT == "constant":
@@ -64,6 +66,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write("".join(f"data: {event}\n\n" for event in events).encode())
+
+    def _break_off(self) -> None:
+        """End the process in the middle of a chunk, which holds one whole event."""
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"ff\r\ndata: {}\n\ndata: ")
+        print("Segmentation fault", flush=True)
+        os._exit(139)
 
     def _json(self, value: Any, status: int = 200) -> None:
         content = json.dumps(value).encode()

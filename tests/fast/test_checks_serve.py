@@ -38,6 +38,12 @@ def test_a_sound_server_passes(said: list[tuple[str, object]]) -> None:
         ("no-end", "/v1/completions: expected a stream that ends in [DONE]"),
         ("whole", "/v1/completions: expected 24 tokens in pieces, found 1 pieces"),
         ("usage", "/v1/completions: expected 24 tokens in pieces, found 3 pieces and usage [23]"),
+        (
+            "dies-in-/v1/completions",
+            "ServerError: /v1/completions: expected a whole answer, it broke off: IncompleteRead",
+        ),
+        ("dies-in-/generate", "ServerError: /generate: expected a whole answer, it broke off: IncompleteRead"),
+        ("short", "/generate: expected a stream of up to 8000 tokens, it ended after ['{}']"),
         ("repeat", "each of 5 times, found"),
         ("flush-refused", "/flush_cache: expected status 200, found 400"),
         ("after-flush", "/generate after /flush_cache: expected"),
@@ -56,11 +62,19 @@ def test_fault(said: list[tuple[str, object]], fault: str, reason: str, monkeypa
     assert reason in str(dict(said)["problem"])
 
 
+@pytest.mark.parametrize(
+    ("fault", "output"),
+    [("start", "ImportError: a kernel is missing"), ("dies-in-/v1/completions", "Segmentation fault")],
+)
 def test_the_end_of_a_failed_servers_output_is_shown(
-    said: list[tuple[str, object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    said: list[tuple[str, object]],
+    fault: str,
+    output: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is all that tells why it did not start."""
-    monkeypatch.setenv("FAULT", "start")
+    """It is all that tells why it did not start, or why it died."""
+    monkeypatch.setenv("FAULT", fault)
     with pytest.raises(pytest.fail.Exception):
         test_serve.test_serve(Verdict(said))
-    assert "ImportError: a kernel is missing" in capsys.readouterr().err
+    assert output in capsys.readouterr().err

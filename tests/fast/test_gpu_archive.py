@@ -1,5 +1,6 @@
 """The archive for a machine with a CUDA device: complete, reproducible, and plain about what it cannot run."""
 
+import hashlib
 import io
 import json
 import os
@@ -68,6 +69,15 @@ def test_the_same_files_give_the_same_bytes() -> None:
     assert gpu_archive.pack(files) == gpu_archive.pack(dict(reversed(files.items())))
 
 
+def test_figures_can_be_traced_to_the_tree_and_to_the_files() -> None:
+    """Both digests change with what they are of; the second is what ``sha256sum`` makes of the files."""
+    first = json.loads(gpu_archive.source({"a": b"1", "b": b"2"}, "sha256:tree"))
+    assert first["tree"] == "sha256:tree"
+    listing = f"{hashlib.sha256(b'1').hexdigest()}  a\n{hashlib.sha256(b'2').hexdigest()}  b\n"
+    assert first["archive"] == f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
+    assert json.loads(gpu_archive.source({"a": b"1", "b": b"3"}, "sha256:tree"))["archive"] != first["archive"]
+
+
 def test_its_own_modules_are_all_inside() -> None:
     """Every module of this project that a file of the archive imports is in the archive."""
     files = gpu_archive.contents(whole(), whole())
@@ -100,13 +110,27 @@ def test_without_torch_pytest_collects_nothing_and_says_why(tmp_path: Path) -> N
 def test_a_table_holds_time_bandwidth_and_error() -> None:
     machine = {"device": "D", "driver": "1", "torch": "2", "triton": "3"}
     time = {"us": 10.0, "low": 9.0, "high": 12.0}
-    figures = [Figure("T", "c", "w", time=time, bytes=500_000), Figure("U", "c", "w", error=0.5)]
+    figures = [
+        Figure("T", "c", "w", time=time, bytes=500_000),
+        Figure("T", "d", "w", time=time, bytes=9_000),
+        Figure("U", "c", "w", error=0.5),
+    ]
     measured = {"date": "2026-11-29", "machine": machine, "bytes_per_second": 1e12}
+    measured |= {"command": "run", "tree": "sha256:1", "archive": "sha256:2"}
     text = markdown({**measured, "figures": [each.as_json() for each in figures]})
     assert "| c | w | 10.0 | 9.0 to 12.0 | 5.0% |" in text
+    assert "| d | w | 10.0 | 9.0 to 12.0 | below 0.1% |" in text
     assert "| c | w | 5.0e-01 |" in text
+    assert "Command `run`, composed tree `sha256:1`, archive `sha256:2`." in text
 
 
 def test_the_published_tables_are_those_of_the_raw_results() -> None:
     document = json.loads((PROJECT / "docs/gpu-results.json").read_text(encoding="utf-8"))
     assert markdown(document) in (PROJECT / "docs/gpu-results.md").read_text(encoding="utf-8")
+
+
+def test_every_published_time_has_its_least_bytes_beside_it() -> None:
+    document = json.loads((PROJECT / "docs/gpu-results.json").read_text(encoding="utf-8"))
+    timed = [each for each in document["figures"] if "time" in each]
+    assert timed
+    assert [each for each in timed if not each.get("bytes")] == []
