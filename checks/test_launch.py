@@ -75,7 +75,10 @@ def environment(given: Given, profile: Profile) -> dict[str, str]:
 
 
 def captured(answer: Mapping[str, Any]) -> dict[str, str]:
-    """The three graph decisions, by what the code that makes each of them reads."""
+    """The three graph decisions, by what the code that makes each of them reads from flags and variables.
+
+    What the selector's also asks of the loaded model (an ``lm_head`` that can be captured) is not known here.
+    """
     attributes, variables = answer["attributes"], answer["variables"]
     target = attributes["cuda_graph_config"]["decode"]["backend"] == "full"
     dflash = attributes["speculative_algorithm"] == "DFLASH"

@@ -65,7 +65,7 @@ def serving(
         context=tokens,
         tokens=tokens,
         slots=slots,
-        max_running=64,
+        max_running=8 if tokens == NATIVE else 64,
         strategy=strategy,
         draft_tokens=8,
         steps=1 if dflash2 else 7,
