@@ -135,7 +135,7 @@ def test_container_is_confined_and_given_its_volume(loaded: Engine, python_base:
 def test_our_run_py_runs_pytest_from_the_volume(loaded: Engine, python_base: Image, tmp_path: Path) -> None:
     checks = tmp_path / "checks"
     checks.mkdir()
-    for name in ("run.py", "conftest.py", "given.py", "verdict.py"):
+    for name in ("run.py", "conftest.py", "given.py", "verdict.py", "xpu.py"):
         shutil.copy(CHECKS / name, checks)
     (checks / "test_good.py").write_text(
         "def test_good(verdict):\n    print('noise')\n    verdict.conclude('2 of 2')\n"
