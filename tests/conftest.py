@@ -7,16 +7,17 @@ from hypothesis import settings
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine is no defect
 settings.load_profile("no deadline")
-ONE_PROCESS = {"engine", "image"}
-"""Tiers that hold something of which there is one: a private engine, and the lock of the build folder."""
+ONE_PROCESS = "image"
+"""The tier that needs the lock of the build folder, so that one worker has all of it; it takes longest."""
 E2E_TIER = "test_e2e_tier.py"
-"""Its tests wait for a container that runs beside all others of their tier, so they come last."""
+"""Its tests wait for a container that runs beside all others of their tier, so they come last there."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep all tests of such a tier in one worker; the other tests go wherever a worker is free."""
-    items.sort(key=lambda item: item.path.name == E2E_TIER)
-    for item in items:
-        tier = item.path.relative_to(Path(__file__).parent).parts[0]
-        if tier in ONE_PROCESS:
-            item.add_marker(pytest.mark.xdist_group(tier))
+    """Give that tier to one worker, from the start; all other tests go wherever a worker is free."""
+    here = Path(__file__).parent
+    ours = [item for item in items if item.path.relative_to(here).parts[0] == ONE_PROCESS]
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group(ONE_PROCESS))
+    items.sort(key=lambda item: (item not in ours, item.path.name == E2E_TIER))

@@ -302,7 +302,7 @@ class TestRemote:
         [
             ({"etc/x": b""}, "expected /usr/local/share/sglang-xpu/record.json in the last layer, found none"),
             ({INSIDE: b"{}"}, "expected /usr/local/share/sglang-xpu/record.json as this pipeline writes it"),
-            ({"etc/x": b"0" * (3 << 20)}, "expected a last layer of at most 2,097,152 bytes, found one of"),
+            ({"etc/x": b"0" * (9 << 20)}, "expected a last layer of at most 8,388,608 bytes, found one of"),
         ],
     )
     def test_foreign_image_is_refused(
