@@ -26,7 +26,7 @@ checkpoint:
 	$(BUILD) checkpoint $(or $(SOURCE),$(error say which: make checkpoint SOURCE=owner/name@revision)) --role $(or $(ROLE),target) --line $(LINE) $(ARGS)
 
 test:
-	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2 --dist loadgroup
+	$(BUILD) setup --dev && $(DEV) -m pytest --numprocesses 2
 
 test-e2e:
 	$(BUILD) setup --dev && $(DEV) -m pytest tests/image/test_e2e_tier.py

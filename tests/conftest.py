@@ -1,23 +1,34 @@
 """What holds for all tiers of the host."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine is no defect
 settings.load_profile("no deadline")
-ONE_PROCESS = "image"
-"""The tier that needs the lock of the build folder, so that one worker has all of it; it takes longest."""
+IMAGE_TIER = "tests/image/"
 E2E_TIER = "test_e2e_tier.py"
-"""Its tests wait for a container that runs beside all others of their tier, so they come last there."""
+"""Its tests wait for a container that runs beside all others of the image tier, so they come last."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give that tier to one worker, from the start; all other tests go wherever a worker is free."""
-    here = Path(__file__).parent
-    ours = [item for item in items if item.path.relative_to(here).parts[0] == ONE_PROCESS]
-    for item in ours:
-        item.add_marker(pytest.mark.xdist_group(ONE_PROCESS))
-    items.sort(key=lambda item: (item not in ours, item.path.name == E2E_TIER))
+    """Leave the tests that wait to the end."""
+    items.sort(key=lambda item: item.path.name == E2E_TIER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """With several workers, keep the image tier in one: it needs the lock of the build folder.
+
+    The scheduler hands out the largest scope first, so that this tier, which takes longest, begins at once.
+    """
+    return ImageTierInOne(config, log)
+
+
+class ImageTierInOne(LoadScopeScheduling):  # type: ignore[misc]
+    """Every other test goes to whichever worker is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return IMAGE_TIER if nodeid.startswith(IMAGE_TIER) else nodeid
