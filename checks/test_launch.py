@@ -132,7 +132,11 @@ def _graphs(profile: Profile, answer: Mapping[str, Any]) -> Iterator[str]:
 def _draft_ring(profile: Profile, answer: Mapping[str, Any]) -> Iterator[str]:
     wanted, found = profile.draft_ring, answer["draft_ring"]
     if wanted != found:
-        yield f"private rings of draft KV: expected {wanted or 'none'}, this image makes {found or 'none'}"
+        yield f"private rings of draft KV: expected {_sizes(wanted)}, this image makes {_sizes(found)}"
+
+
+def _sizes(ring: Mapping[str, int]) -> str:
+    return f"{ring['rows']} rows with a stride of {ring['stride']}" if ring else "none"
 
 
 def _config_folders(given: Given, scratch: Path) -> dict[str, Path]:

@@ -132,9 +132,13 @@ def test_another_graph_decision(profile: Profile, answer: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("wanted", "found", "said"),
     [
-        ({"stride": 48, "rows": 96}, {"stride": 48, "rows": 144}, "'rows': 96}, this image makes {'stride': 48,"),
-        ({"stride": 48, "rows": 96}, {}, "expected {'stride': 48, 'rows': 96}, this image makes none"),
-        ({}, {"stride": 48, "rows": 96}, "expected none, this image makes {'stride': 48, 'rows': 96}"),
+        (
+            {"stride": 48, "rows": 96},
+            {"stride": 48, "rows": 144},
+            "96 rows with a stride of 48, this image makes 144 rows",
+        ),
+        ({"stride": 48, "rows": 96}, {}, "expected 96 rows with a stride of 48, this image makes none"),
+        ({}, {"stride": 48, "rows": 96}, "expected none, this image makes 96 rows with a stride of 48"),
     ],
     ids=["of another size", "not made", "not asked for"],
 )

@@ -61,10 +61,10 @@ FAULTS = {
     "unread-variable": Fault(
         MTP, ("SGLANG_RING_OF_NOBODY=1: expected a variable",), environment={"SGLANG_RING_OF_NOBODY": "1"}
     ),
-    "ring-not-on": Fault(RING, ("rings of draft KV: expected {'stride': 2176, 'rows': 2176}, this image makes none",)),
+    "ring-not-on": Fault(RING, ("rings of draft KV: expected 2176 rows with a stride of 2176, this image makes none",)),
     "ring-for-more-requests": Fault(
         RING,
-        ("rings of draft KV: expected {'stride': 2176, 'rows': 2176}", "makes {'stride': 2176, 'rows': 4352}"),
+        ("rings of draft KV: expected 2176 rows", "this image makes 4352 rows with a stride of 2176"),
         {"mamba-radix-cache-strategy": "extra_buffer_lazy"},
         PRIVATE_RING,
     ),

@@ -145,7 +145,7 @@ FAULTS = [
     Fault(
         "rings-of-another-size",
         frozenset({"launch", "tree"}),
-        "private rings of draft KV: expected {'stride': 2176, 'rows': 2176}, this image makes {'stride': 2112,",
+        "private rings of draft KV: expected 2176 rows with a stride of 2176, this image makes 2112 rows",
         edited(
             "sglang/srt/speculative/dflash_ring.py",
             b"(span + self.page_size - 1) // self.page_size",
