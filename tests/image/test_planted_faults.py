@@ -93,7 +93,12 @@ FAULTS = [
     ),
     Fault("stale-bytecode", frozenset({"leftovers", "tree"}), "pyc", stale_bytecode),
     Fault("same-length-edit", frozenset({"registry", "startup", "tree"}), "registry", same_length_edit),
-    Fault("patch-lost", frozenset({"features", "tree"}), "noncausal-window", reverted(PATCHED)),
+    Fault(
+        "patch-lost",
+        frozenset({"environment", "features", "tree"}),
+        "SGLANG_XPU_VERIFY_SINGLE_QUERY_ROWS: expected",
+        reverted(PATCHED),
+    ),
     Fault(
         "classic-dflash-file",
         frozenset({"imports", "registry", "startup", "tree"}),
