@@ -126,7 +126,7 @@ FAULTS = [
     Fault(
         "load-never-judged",
         frozenset({"startup", "tree"}),
-        "MTP head without mtp.fc.weight",
+        "DFlash2 draft without candidate_selector.successor_codebook",
         edited("sglang/srt/model_loader/load_coverage.py", b"return _FULL_LOAD.get()", b"return False"),
     ),
     Fault(
