@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import settings
 
@@ -33,6 +34,8 @@ DRIVER_TIMEOUT_SECONDS = 600
 # Tests that import kernel files alone run them in this process, in Triton's interpreter. Triton reads this when it is
 # itself imported, so it has to stand before any test module.
 os.environ["TRITON_INTERPRET"] = "1"
+# Where the test tools are: drivers look there last, so that these replace no package of the image.
+os.environ["SGX_LIB"] = str(Path(hypothesis.__file__).parents[1])
 
 
 @dataclass(frozen=True)
