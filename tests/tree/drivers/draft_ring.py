@@ -162,6 +162,8 @@ def arguments(case: Case) -> str | None:
         mock.patch.object(hook, "resolving_view", return_value=view),
         mock.patch.object(hook, "attn_dp_enabled_of", return_value=False),
         mock.patch.object(hook, "_resolve_dflash_draft_attention_backend"),
+        # Of dflash2-launch-guard.patch: it reads the draft's config, and there is no draft.
+        mock.patch.object(hook, "check_launch", create=True),
     ):
         try:
             hook._handle_dflash(None)
