@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Discriminator, Field, RootModel, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, RootModel, Tag, model_validator
 
 from pipeline.errors import CheckError
 from pipeline.files import PROJECT
@@ -156,13 +156,28 @@ class Mtp(Strict):
 
 
 class Quantization(Strict):
-    """``quantization.yaml``; that file explains the keys."""
+    """``checks/quantization.yaml``; that file explains the keys."""
 
     config: dict[str, Any]
-    scheme: str
     quantised: Annotated[tuple[str, ...], Field(min_length=1)]
-    refused: Annotated[tuple[Refused, ...], Field(min_length=1)]
     mtp: Mtp
+
+
+class LineQuantization(Strict):
+    """``quantization.yaml`` of a line: what becomes of the weights there."""
+
+    scheme: str | None = None
+    refused: tuple[Refused, ...] = ()
+    stops_with: str | None = None
+    """In the place of both: the error that ends the start, where the line cannot serve such weights."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "LineQuantization":
+        if self.scheme and self.refused and not self.stops_with:
+            return self
+        if self.stops_with and not self.scheme and not self.refused:
+            return self
+        raise ValueError("scheme with refused, or stops_with alone")
 
 
 def features(line: Line) -> Features:
@@ -185,9 +200,13 @@ def input_parts(line: Line, checks: Path = CHECKS) -> dict[str, Any]:
         "known_bad_environment": read_yaml(checks / "environment.yaml", KnownBadEnvironment),
         "quantization": read_yaml(checks / "quantization.yaml", Quantization),
     }
-    parts = {key: model.model_dump(mode="json", by_alias=True, exclude_none=True) for key, model in models.items()}
-    rows = [row.model_dump(mode="json", by_alias=True, exclude_none=True) for row in features(line).carried]
-    return {"features": rows, **parts}
+    parts = {key: _dumped(model) for key, model in models.items()}
+    parts["quantization"] |= _dumped(read_yaml(line.folder / "quantization.yaml", LineQuantization))
+    return {"features": [_dumped(row) for row in features(line).carried], **parts}
+
+
+def _dumped(model: BaseModel) -> Any:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def page(line: Line) -> Path:

@@ -220,13 +220,16 @@ def test_each_line_has_a_page_of_its_own_and_links_from_it_arrive() -> None:
         ("features.yaml", "- {title: T, origin: upstream 1, not_carried: w, file: a.py}", "file"),
         ("leftovers.yaml", "{paths: [], content: [{pattern: '(', reason: r}]}", "a regular expression"),
         ("environment.yaml", "- {name: A}", "reason"),
+        ("quantization.yaml", "{scheme: A}", "scheme with refused, or stops_with alone"),
+        ("quantization.yaml", "{scheme: A, refused: [], stops_with: B}", "scheme with refused, or stops_with alone"),
     ],
 )
 def test_malformed_data_is_one_line(tmp_path: Path, file: str, text: str, problem: str) -> None:
     line = make_line(tmp_path)
     data = {name: (CHECKS / name).read_bytes() for name in ("leftovers.yaml", "environment.yaml", "quantization.yaml")}
-    write_files(tmp_path, {**data, "manifests/small/features.yaml": "[]"})
-    (line.folder if file == "features.yaml" else tmp_path).joinpath(file).write_text(text)
+    write_files(tmp_path, data)
+    write_files(line.folder, {"features.yaml": "[]", "quantization.yaml": "stops_with: E"})
+    (line.folder if file in ("features.yaml", "quantization.yaml") else tmp_path).joinpath(file).write_text(text)
     with pytest.raises(ManifestError) as caught:
         check_data.input_parts(line, tmp_path)
     assert file in caught.value.line()
@@ -246,5 +249,6 @@ def test_title_that_is_carried_and_is_not() -> None:
 def test_check_is_given_only_what_is_carried(tmp_path: Path) -> None:
     line = make_line(tmp_path)
     rows = "- {id: a, title: T, why: w, origin: upstream 1, file: a.py, find: [a]}\n"
-    write_files(line.folder, {"features.yaml": f"{rows}- {{title: N, origin: upstream 2, not_carried: w}}\n"})
+    rows += "- {title: N, origin: upstream 2, not_carried: w}\n"
+    write_files(line.folder, {"features.yaml": rows, "quantization.yaml": "stops_with: E"})
     assert [row["id"] for row in check_data.input_parts(line)["features"]] == ["a"]
