@@ -3,7 +3,6 @@
 A line's features are also the table of its page: README.md for the main line, else ``manifests/<line>/README.md``.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Field, RootModel,
 
 from pipeline.errors import CheckError
 from pipeline.files import PROJECT
-from pipeline.manifest import DEFAULT_LINE, Line, Strict, TreePath, read_yaml
+from pipeline.manifest import Line, Strict, TreePath, read_yaml
 
 CHECKS = Path(__file__).resolve().parent.parent / "checks"
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
@@ -209,18 +208,13 @@ def _dumped(model: BaseModel) -> Any:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def page(line: Line) -> Path:
-    """The page that holds the line's table."""
-    return (PROJECT if line.name == DEFAULT_LINE else line.folder) / "README.md"
-
-
-def updated_page(line: Line) -> str:
+def updated_page(line: Line, project: Path = PROJECT) -> str:
     """The line's page with the feature table in what stands between its two markers.
 
     Raises:
         CheckError: there is no page, or a marker is missing or stands twice.
     """
-    path = page(line)
+    path = project / line.page
     if not path.is_file():
         raise CheckError(str(path), expected="a page of the line", found="none", do=f"write one with {BEGIN} and {END}")
     text = path.read_text(encoding="utf-8")
@@ -228,8 +222,7 @@ def updated_page(line: Line) -> str:
         raise CheckError(str(path), expected=f"{BEGIN} and {END} once each, in this order", do="restore the markers")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    up = os.path.relpath(PROJECT, path.parent)
-    table = feature_table(features(line), "" if up == "." else f"{up}/")
+    table = feature_table(features(line), "../" * line.page.count("/"))
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 

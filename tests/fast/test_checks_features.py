@@ -183,30 +183,31 @@ def page_of(folder: Path, text: str) -> Line:
 
 def test_page_is_updated_between_the_markers_only(tmp_path: Path) -> None:
     line = page_of(tmp_path, f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    once = check_data.updated_page(line)
+    once = check_data.updated_page(line, tmp_path)
     assert once.startswith(f"before\n{BEGIN}\n| Feature |")
     assert once.endswith(f"|\n{END}\nafter\n")
+    assert "[tree: a](../../tests/tree/test_a.py)" in once
     assert "old" not in once
-    check_data.page(line).write_text(once)
-    assert check_data.updated_page(line) == once
+    (tmp_path / line.page).write_text(once)
+    assert check_data.updated_page(line, tmp_path) == once
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
 def test_page_without_its_markers(tmp_path: Path, text: str) -> None:
     with pytest.raises(CheckError, match=r"README\.md"):
-        check_data.updated_page(page_of(tmp_path, text))
+        check_data.updated_page(page_of(tmp_path, text), tmp_path)
 
 
 def test_line_without_a_page(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match="a page of the line"):
-        check_data.updated_page(make_line(tmp_path))
+        check_data.updated_page(make_line(tmp_path), tmp_path)
 
 
 def test_each_line_has_a_page_of_its_own_and_links_from_it_arrive() -> None:
-    assert check_data.page(LINES[DEFAULT_LINE]) == PROJECT / "README.md"
-    for name, line in LINES.items():
-        page = check_data.page(line)
-        assert name == DEFAULT_LINE or page == line.folder / "README.md"
+    assert LINES[DEFAULT_LINE].page == "README.md"
+    for line in LINES.values():
+        page = PROJECT / line.page
+        assert line.is_main or page == line.folder / "README.md"
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
