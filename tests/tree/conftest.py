@@ -38,6 +38,19 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ["SGX_LIB"] = str(Path(hypothesis.__file__).parents[1])
 
 
+class Answers(dict[str, Any]):
+    """A driver's answers by case; asking for a case that raised fails the test that asks."""
+
+    def __init__(self, results: Mapping[str, Any], raised: Mapping[str, str]) -> None:
+        super().__init__(results)
+        self.raised = raised
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.raised:
+            raise KeyError(name)
+        pytest.fail(f"{name}: {self.raised[name]}", pytrace=False)
+
+
 @dataclass(frozen=True)
 class Tree:
     """One tree root: the folder that holds ``sglang/``."""
@@ -49,7 +62,7 @@ class Tree:
         """Text of a file, by its path below the root."""
         return (self.root / path).read_text(encoding="utf-8")
 
-    def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> Answers:
         """Run ``drivers/<driver>.py`` once on this tree; returns its answer for each case, by the case's name.
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
@@ -70,8 +83,7 @@ class Tree:
         answer = json.loads(outcome.stdout)
         imported = Path(answer["sglang"])
         assert imported.is_relative_to(self.root), f"measured {imported}, expected a file below {self.root}"
-        results: dict[str, Any] = answer["results"]
-        return results
+        return Answers(answer["results"], answer["raised"])
 
 
 def _tree(variable: str, what: str) -> Tree:
@@ -84,16 +96,35 @@ def _tree(variable: str, what: str) -> Tree:
     return Tree(variable, root)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse a run without both trees before it collects anything."""
+    config.addinivalue_line(
+        "markers",
+        "patch(*names): the test is part of these patches' oracle: it holds on a tree that does what they do, whoever "
+        "wrote it; if it asks for `upstream` alone, it asserts the defect",
+    )
     _trees()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say in the JUnit XML which patches a test speaks for, and whether it asks the tree under test."""
+    names = {name for mark in item.iter_markers("patch") for name in mark.args}
+    item.user_properties += [("patch", name) for name in sorted(names)]
+    item.user_properties += [("tree", name) for name in ("composed", "upstream") if name in fixtures(item)]
+
+
+def fixtures(item: pytest.Item) -> Sequence[str]:
+    """Names of all fixtures that a test uses, also by way of others."""
+    return item.fixturenames if isinstance(item, pytest.Function) else ()
+
+
 def _trees() -> tuple[Tree, Tree]:
-    return (
+    ours, theirs = (
         _tree("SGX_TREE", "the composed tree (ours)"),
         _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
     )
+    # One tree in both places, as when a new release is asked whether it still needs the patches, is measured once.
+    return ours, ours if theirs.root == ours.root else theirs
 
 
 @pytest.fixture(scope="session")
@@ -124,12 +155,17 @@ def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, 
         for each in modules
         for case in each.CASES
     ]
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, Answers] = {}
 
     def measured(tree: Tree, driver: str) -> dict[str, Any]:
         if tree.variable not in answers:
             answers[tree.variable] = tree.measure("together", cases)
-        found = answers[tree.variable].items()
-        return {name.partition("/")[2]: answer for name, answer in found if name.startswith(f"{driver}/")}
+        found = answers[tree.variable]
+        return Answers(_below(driver, found), _below(driver, found.raised))
 
     return measured
+
+
+def _below(driver: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The part that belongs to one driver, by the names that it gave."""
+    return {name.partition("/")[2]: value for name, value in named.items() if name.startswith(f"{driver}/")}
