@@ -48,7 +48,7 @@ class Real:
     def outcome(self, image: Image, log: Path, checks: Path) -> Outcome:
         """Run checks in ``image``, which may differ from the sound one, against what the sound one must be."""
         self.engine.ensure_image(image, "planted", self.base.image)
-        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts()
+        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts(self.line)
         return check.run_checks(
             self.engine,
             image,
