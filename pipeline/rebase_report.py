@@ -4,6 +4,7 @@ The documents alone, so that the stages which fill or show them need not import 
 """
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import SerializeAsAny
 
@@ -45,15 +46,17 @@ class OracleStatus(StrEnum):
 
 
 class Nearest(Document):
-    """The lines of the new tree that look most like what a hunk wanted."""
+    """The lines of the new tree that look most like a hunk."""
 
     file: str
     line: int
     """From 1."""
+    of: Literal["old text", "result"]
+    """Which text of the hunk they are compared with: the more similar one."""
     similarity: float
-    """Of the hunk's old text to those lines: 0 for nothing in common, 1 for equal."""
+    """0 for nothing in common, 1 for equal."""
     diff: str
-    """From the hunk's old text to those lines, as ``-`` and ``+`` lines without a header."""
+    """From that text to those lines, each with a space, ``-`` or ``+`` before it, without a header."""
 
 
 class HunkVerdict(Document):
