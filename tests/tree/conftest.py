@@ -55,6 +55,10 @@ class Answers(dict[str, Any]):
         pytest.fail(f"{name}: {self.raised[name]}", pytrace=False)
 
 
+_measured: dict[tuple[Path, str], dict[str, Any]] = {}
+"""By root and driver, what was measured: by the case as JSON, a pair of result and traceback."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """One tree root: the folder that holds ``sglang/``."""
@@ -67,7 +71,26 @@ class Tree:
         return (self.root / path).read_text(encoding="utf-8")
 
     def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> Answers:
-        """Run ``drivers/<driver>.py`` once on this tree; returns its answer for each case, by the case's name.
+        """What ``drivers/<driver>.py`` answers on this tree, by the case's name.
+
+        A case that was measured on this root before is not measured again, whichever of the two trees asks.
+        """
+        known = _measured.setdefault((self.root, driver), {})
+        keys = {str(case["name"]): json.dumps(case, sort_keys=True) for case in cases}
+        todo = [case for case in cases if keys[case["name"]] not in known]
+        if todo:
+            answer = self._drive(driver, todo)
+            for case in todo:
+                name = case["name"]
+                known[keys[name]] = (answer["results"].get(name), answer["raised"].get(name))
+        found = {name: known[key] for name, key in keys.items()}
+        return Answers(
+            {name: result for name, (result, raised) in found.items() if raised is None},
+            {name: raised for name, (_, raised) in found.items() if raised is not None},
+        )
+
+    def _drive(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Run the driver once.
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
@@ -84,10 +107,10 @@ class Tree:
         )
         if outcome.returncode != 0:
             pytest.fail(f"{driver} on {self.variable}={self.root} failed:\n{outcome.stderr}", pytrace=False)
-        answer = json.loads(outcome.stdout)
+        answer: dict[str, Any] = json.loads(outcome.stdout)
         imported = Path(answer["sglang"])
         assert imported.is_relative_to(self.root), f"measured {imported}, expected a file below {self.root}"
-        return Answers(answer["results"], answer["raised"])
+        return answer
 
 
 def _tree(variable: str, what: str) -> Tree:
@@ -123,12 +146,10 @@ def fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def _trees() -> tuple[Tree, Tree]:
-    ours, theirs = (
+    return (
         _tree("SGX_TREE", "the composed tree (ours)"),
         _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
     )
-    # One tree in both places, as when a new release is asked whether it still needs the patches, is measured once.
-    return ours, ours if theirs.root == ours.root else theirs
 
 
 @pytest.fixture(scope="session")
@@ -165,12 +186,9 @@ def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, 
         for each in modules
         for case in each.CASES
     ]
-    answers: dict[str, Answers] = {}
 
     def measured(tree: Tree, driver: str) -> dict[str, Any]:
-        if tree.variable not in answers:
-            answers[tree.variable] = tree.measure("together", cases)
-        found = answers[tree.variable]
+        found = tree.measure("together", cases)
         return Answers(_below(driver, found), _below(driver, found.raised))
 
     return measured

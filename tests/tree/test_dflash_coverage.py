@@ -77,7 +77,6 @@ def test_a_wrong_shape_is_refused_with_both_shapes(ours: dict[str, Any]) -> None
     assert expected in ours["DFLASH misshapen"]["error"]
 
 
-@oracle
 def test_the_parameters_alone_would_not_tell(theirs: dict[str, Any]) -> None:
     """Why the payload is judged: a tensor that never came leaves a parameter as the class made it."""
     assert theirs[f"DFLASH without {PROJECTION}"]["unfilled"] == [PROJECTION]
