@@ -245,12 +245,11 @@ class _Judge:
         if not self._is_here(best):
             rivals = places
         if len(rivals) > 1:
-            text = ", ".join(str(at + 1) for at in sorted(rivals))
-            return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note=f"fits equally at lines {text}")
-        notes = [f"would fit at line {', '.join(str(at + 1) for at in others)} as well"] if others else []
+            return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note="fits equally well in several places")
+        note = ""
         if not self._is_here(best):
-            notes.append(f"below {_quoted(heading(self.lines, best))} now, was below {_quoted(self.hunk.heading)}")
-        return Match(HunkStatus.MOVED, best, places=others, note="; ".join(notes))
+            note = f"below {_quoted(heading(self.lines, best))} now, was below {_quoted(self.hunk.heading)}"
+        return Match(HunkStatus.MOVED, best, places=others, note=note)
 
     def _results(self) -> list[int]:
         """Places of the hunk's result with all its context, where upstream made it."""
@@ -308,11 +307,13 @@ class _Judge:
         if done:
             places = ", ".join(str(span.start + 1) for span in done)
             note = f"{len(done)} of {len(proofs)} changes are there (line {places})"
-            return Match(HunkStatus.PARTLY, done[0].start, note=note, near=self._nearest())
+            first = next(group for group, proof in zip(groups, proofs, strict=True) if proof is not None)
+            near = self._result_near(first, done[0].start)
+            return Match(HunkStatus.PARTLY, done[0].start, note=note, near=near)
         for group in groups:
             if half := self._half(group):
                 note = f"{half[1]:.0%} of the lines that it adds are there (from line {half[0] + 1} on)"
-                return Match(HunkStatus.PARTLY, half[0], note=note, near=self._nearest())
+                return Match(HunkStatus.PARTLY, half[0], note=note, near=self._result_near(group, half[0]))
         return None
 
     def _half(self, group: _Group) -> tuple[int, float] | None:
@@ -422,17 +423,22 @@ class _Judge:
         near = [entry for entry in found if entry is not None and entry.similarity >= SHOWN]
         return max(near, key=lambda entry: entry.similarity, default=None)
 
-    def _similar(self, wanted: tuple[bytes, ...], is_result: bool) -> Near | None:
+    def _similar(self, wanted: tuple[bytes, ...], is_result: bool, places: Sequence[int] = ()) -> Near | None:
         wanted = wanted[:COMPARED_LINES]
         home = [self.home] if self.text.before is not None else []
         found: list[tuple[float, Near]] = []
-        for at in [*home, *self._candidates(wanted)]:
+        for at in places or [*home, *self._candidates(wanted)]:
+            at_home = at in home or (self.hunk.heading and self._is_here(at))
             for count in sorted({len(wanted), len(wanted) + 3, 2 * len(wanted)}):
                 start, end = _trimmed(wanted, self.lines, at, min(at + count, len(self.lines)))
                 similarity = self._likeness(wanted, start, end)
-                bonus = HOME_BONUS if at in home else 0
-                found.append((similarity + bonus, Near(start, end, similarity, is_result, wanted)))
+                near = Near(start, end, similarity, is_result, wanted)
+                found.append((similarity + (HOME_BONUS if at_home else 0), near))
         return max(found, key=lambda entry: entry[0])[1] if found else None
+
+    def _result_near(self, group: _Group, at: int) -> Near | None:
+        """The lines around what upstream has of the hunk's result: the added lines of ``group`` are at ``at``."""
+        return self._similar(self.hunk.new, is_result=True, places=[max(at - min(group.new_at, COMPARED_LINES), 0)])
 
     def _candidates(self, wanted: tuple[bytes, ...]) -> Iterator[int]:
         """Starts of the stretches that share the most and the rarest words with the wanted lines."""

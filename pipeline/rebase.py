@@ -5,6 +5,7 @@ result upstream has already is done. After a miss, later hunks of that file are 
 well, so that one miss is not read as many. Nothing is written, and nobody's patch is dropped.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,8 @@ from pipeline.rebase_report import (
 SAME_FILE = 0.5
 """Share of a file's lines that must be found again under the same name elsewhere to call it moved."""
 SHOWN_LINES = 60
+SHOWN_FILES = 2
+SCOPE = re.compile(rb"(class|def)[ \t]+\w+")
 APPLIED = (HunkStatus.EXACT, HunkStatus.MOVED)
 FINE = (*APPLIED, HunkStatus.UPSTREAM)
 
@@ -199,7 +202,25 @@ class _Series:
         if file is None:
             return self._of_gone_file(patch, change)
         before = self.before.get(patch, {}).get(change.path)
-        return _FileJudge(patch, change, file, self.pristine.get(change.path, b""), before).verdicts()
+        found = _FileJudge(patch, change, file, self.pristine.get(change.path, b""), before).verdicts()
+        pairs = zip(change.hunks, found, strict=True)
+        return [self._with_scope(hunk, verdict) for hunk, verdict in pairs]
+
+    def _with_scope(self, hunk: Hunk, verdict: HunkVerdict) -> HunkVerdict:
+        """A conflict with a word on the class or function of the hunk, where the file has it no more."""
+        scope = SCOPE.search(hunk.heading)
+        if verdict.status is not HunkStatus.CONFLICT or scope is None:
+            return verdict
+        definition = re.compile(rb"^[ \t]*(async[ \t]+)?" + re.escape(scope[0]) + rb"\b", re.MULTILINE)
+        if definition.search(b"".join(self.running[verdict.file].lines)):
+            return verdict
+        folder = str(PurePosixPath(verdict.file).parents[0])
+        there = [path for path, data in self.pristine.items() if scope[0] in data and definition.search(data)]
+        there.sort(key=lambda path: (not path.startswith(folder), path))
+        name = scope[0].decode("utf-8", "replace")
+        where = f": {' and '.join(there)} has it" if 0 < len(there) <= SHOWN_FILES else ""
+        note = f"{name!r} is not in the file any more{where}"
+        return verdict.model_copy(update={"note": "; ".join(part for part in (verdict.note, note) if part)})
 
     def _file(self, path: str) -> _File | None:
         if path in self.gone:
