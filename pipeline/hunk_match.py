@@ -28,8 +28,9 @@ SHOWN = 0.3
 PARTIAL_LINES = 3
 PARTIAL_SHARE = 0.6
 """Of at least so many added lines, so many must be there for a change to count as made in part."""
-HOME_BONUS = 0.3
-"""By so much lines elsewhere must be more similar than those at the place where the old ones stood."""
+HOME_BONUS = 0.45
+SCOPE_BONUS = 0.2
+"""By so much lines elsewhere must be more similar than those where the old ones stood, or in the same function."""
 
 
 @dataclass(frozen=True)
@@ -420,7 +421,7 @@ class _Judge:
         found = [self._similar(self.hunk.old, is_result=False)]
         if any(is_telling(line) for group in self.groups for line in group.added):
             found.append(self._similar(self.hunk.new, is_result=True))
-        near = [entry for entry in found if entry is not None and entry.similarity >= SHOWN]
+        near = [entry for entry in found if entry is not None]
         return max(near, key=lambda entry: entry.similarity, default=None)
 
     def _similar(self, wanted: tuple[bytes, ...], is_result: bool, places: Sequence[int] = ()) -> Near | None:
@@ -428,13 +429,15 @@ class _Judge:
         home = [self.home] if self.text.before is not None else []
         found: list[tuple[float, Near]] = []
         for at in places or [*home, *self._candidates(wanted)]:
-            at_home = at in home or (self.hunk.heading and self._is_here(at))
+            in_same = bool(self.hunk.heading) and self._is_here(at)
+            bonus = HOME_BONUS if at in home else SCOPE_BONUS if in_same else 0
             for count in sorted({len(wanted), len(wanted) + 3, 2 * len(wanted)}):
                 start, end = _trimmed(wanted, self.lines, at, min(at + count, len(self.lines)))
                 similarity = self._likeness(wanted, start, end)
                 near = Near(start, end, similarity, is_result, wanted)
-                found.append((similarity + (HOME_BONUS if at_home else 0), near))
-        return max(found, key=lambda entry: entry[0])[1] if found else None
+                found.append((similarity + bonus, near))
+        best = max(found, key=lambda entry: entry[0], default=None)
+        return best[1] if best and best[0] >= SHOWN else None
 
     def _result_near(self, group: _Group, at: int) -> Near | None:
         """The lines around what upstream has of the hunk's result: the added lines of ``group`` are at ``at``."""
