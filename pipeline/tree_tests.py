@@ -19,12 +19,12 @@ TESTS = PROJECT / "tests" / "tree"
 CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
 SHARED = [
     *(f"checks/{name}" for name in ("fake_xpu.py", "ast_match.py", "given.py", "verdict.py", "test_features.py")),
-    "pipeline/pool_sizes.py",
+    *(f"pipeline/{name}.py" for name in ("pool_sizes", "launch_flags", "source_values", "imports", "errors")),
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
     *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),
 ]
-"""The device and the models that are not there; the check ``features``, capacity arithmetic, and rules of the
-checkpoint gate, which tests there hold against the trees."""
+"""The device and the models that are not there; the check ``features``, capacity arithmetic, the reader of launch
+flags, and rules of the checkpoint gate, which tests there hold against the trees."""
 LIMITS = container.Limits(memory=8 << 30, seconds=900)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 TREE, UPSTREAM = "tree", "upstream"
