@@ -168,7 +168,7 @@ def _file_patches(lines: list[bytes], where: Path | str) -> Iterator[FilePatch]:
         index += 2
         hunks: list[Hunk] = []
         while index < len(lines) and (match := HUNK.match(lines[index])):
-            hunk, index = _hunk(match, lines, index + 1, where)
+            hunk, index = read_hunk(match, lines, index + 1, where)
             hunks.append(hunk)
         if not hunks:
             raise ComposeError(f"{where}: {path} has no hunk", do="export it again")
@@ -185,7 +185,8 @@ def _path(line: bytes, prefix: bytes, where: Path | str) -> str:
     return str(path)
 
 
-def _hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | str) -> tuple[Hunk, int]:
+def read_hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | str) -> tuple[Hunk, int]:
+    """The hunk whose ``@@`` line matched and whose body starts at ``index``, and the index after it."""
     stated = match[0].removesuffix(match[5]).decode()
     old_count, new_count = (int(match[group]) if match[group] is not None else 1 for group in (2, 4))
     old: list[bytes] = []

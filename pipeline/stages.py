@@ -209,11 +209,15 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
 
 def load(running: Engine, image: Image, base: BaseImage) -> None:
     """Put the image into the engine: the base's blobs once, our layer each time."""
-    if base.kind == "published":
-        kept = running.pull_base(base.image, base.name, "base")
-    else:
-        kept = running.ensure_base(base.image, "base")
+    kept = load_base(running, base)
     running.remove_ours(keep=[kept, running.ensure_image(image, "image", base.image)])
+
+
+def load_base(running: Engine, base: BaseImage) -> str:
+    """Put a base into the engine, unless it is there; return its tag."""
+    if base.kind == "published":
+        return running.pull_base(base.image, base.name, "base")
+    return running.ensure_base(base.image, "base")
 
 
 def candidate(line: Line, build: Path = BUILD, project: Path = PROJECT) -> Candidate:
