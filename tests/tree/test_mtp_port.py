@@ -1,8 +1,8 @@
 """Oracle of what 0.5.18 lacks for MTP with a hybrid target on XPU, and later releases have.
 
-Patches mtp-platform-calls, mamba-pool-device, xpu-gdn-verify-conv, xpu-gdn-state-stride and xpu-mamba-state-scatter. The
-real classes run with a faked torch.xpu and, in the place of the kernel that 0.5.18 takes from sgl_kernel, a function
-with that kernel's signature.
+Patches mtp-platform-calls, mamba-pool-device, xpu-gdn-verify-conv, xpu-gdn-state-stride and xpu-mamba-state-scatter.
+The real classes run with a faked torch.xpu and, in the place of the kernel that 0.5.18 takes from sgl_kernel, a
+function with that kernel's signature.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WITHOUT_CUDA = "AssertionError: Torch not compiled with CUDA enabled"
 CHAIN, BRANCHES = 1, 4
 """Draft tokens that a drafting step proposes: windows of a chain overlap in memory, those of a tree do not."""
 
-CASES = [
+CASES: list[dict[str, Any]] = [
     {"name": "handover", "ask": "handover"},
     *({"name": f"pool {topk}", "ask": "pool", "topk": topk} for topk in (CHAIN, BRANCHES)),
     {"name": "verify", "ask": "verify", "own_convolution": True},

@@ -1,7 +1,7 @@
 """Follow an MTP head and a hybrid target through what 0.5.18 leaves to CUDA alone: start, verification, commit.
 
-A case: ``name`` and ``ask``, the function below that answers it, with that function's arguments. Kernels run in Triton's
-interpreter, in float32. ``error`` is the text of what stopped a case, null where nothing did.
+A case: ``name`` and ``ask``, the function below that answers it, with that function's arguments. Kernels run in
+Triton's interpreter, in float32. ``error`` is the text of what stopped a case, null where nothing did.
 """
 
 from __future__ import annotations
@@ -81,12 +81,9 @@ def handover() -> dict[str, Any]:
         lm_head=holder(weight="own"),
         config=holder(tie_word_embeddings=False),
     )
-    calls: list[str] = []
-    with (
-        mock.patch.object(torch.xpu, "empty_cache", lambda: calls.append("empty_cache")),
-        mock.patch.object(torch.xpu, "synchronize", lambda: calls.append("synchronize")),
-    ):
+    with mock.patch.multiple(torch.xpu, empty_cache=mock.DEFAULT, synchronize=mock.DEFAULT) as card:
         result = stopped(lambda: Qwen3_5ForCausalLMMTP.set_embed_and_head(head, "target's", "target's"))
+    calls = [name for name, call in card.items() if call.called]
     return {**result, "weights": [head.model.embed_tokens.weight, head.lm_head.weight], "calls": calls}
 
 
@@ -134,7 +131,12 @@ def pool(topk: int) -> dict[str, Any]:
 def filled_pool() -> Any:
     """A pool with random states, also where upstream would want it on another device."""
     zeros = torch.zeros
-    with mock.patch.object(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options)):
+
+    def on_this_device(*size: Any, device: str, **options: Any) -> torch.Tensor:
+        del device
+        return zeros(*size, **options)
+
+    with mock.patch.object(torch, "zeros", on_this_device):
         made = new_pool(topk=1)
     random = torch.Generator().manual_seed(6)
     for tensor in (*made.mamba_cache.conv, made.mamba_cache.temporal):
