@@ -4,8 +4,8 @@ The real XPUAttentionBackend prepares its metadata, eager and for graphs (its fi
 the attention kernel is a stand-in in FP64 that computes what its arguments mean. The driver's reference goes token by
 token through the cache slots and knows neither pages nor batches.
 
-Upstream of the history line refuses graphs of speculative decoding and has no draft steps (test_xpu_draft_steps.py). What
-is compared with upstream elsewhere is compared there with ours, switched off, or stands alone.
+Upstream of the history line refuses graphs of speculative decoding and has no draft steps (test_xpu_draft_steps.py).
+What is compared with upstream elsewhere is compared there with ours, switched off, or stands alone.
 """
 
 from __future__ import annotations

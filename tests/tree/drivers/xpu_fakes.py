@@ -56,7 +56,7 @@ def model_runner(pool: Any, slots: torch.Tensor, **differences: Any) -> SimpleNa
         "is_hybrid_swa": False,
         "is_draft_worker": False,
         "attention_chunk_size": None,
-        "model_config": SimpleNamespace(**model, hf_text_config=text),
+        "model_config": SimpleNamespace(**model, hf_text_config=text, hf_config=SimpleNamespace()),
         # Where 0.5.18 looks for what later releases have in runtime_context.
         "ps": SimpleNamespace(tp_size=1),
         "server_args": SimpleNamespace(speculative_eagle_topk=get_spec().speculative_eagle_topk),

@@ -141,18 +141,17 @@ class Bench:
         differences = dict(case.get("runner", {}))
         if differences.pop("mla", False):
             differences["attention_arch"] = AttentionArch.MLA
-        self.backend = xpu_backend.XPUAttentionBackend(
-            model_runner(
-                self.pool,
-                self.slots,
-                heads=HEADS,
-                context_len=case.get("context", 448),
-                attention_chunk_size=case.get("chunk"),
-                sliding_window_size=WINDOW if case.get("swa_pool") else None,
-                is_hybrid_swa=bool(case.get("swa_pool")),
-                **differences,
-            )
+        self.runner = model_runner(
+            self.pool,
+            self.slots,
+            heads=HEADS,
+            context_len=case.get("context", 448),
+            attention_chunk_size=case.get("chunk"),
+            sliding_window_size=WINDOW if case.get("swa_pool") else None,
+            is_hybrid_swa=bool(case.get("swa_pool")),
+            **differences,
         )
+        self.backend = xpu_backend.XPUAttentionBackend(self.runner)
 
     def batch(self, mode: str, lens: list[int]) -> SimpleNamespace:
         """Requests 1, 2, ... of the pool; the tokens of the step are behind lens, in draft extend within them."""
