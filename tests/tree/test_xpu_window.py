@@ -2,10 +2,13 @@
 
 The real XPUAttentionBackend runs; only the attention kernel is a stand-in that records its arguments and
 computes what they mean. What a layer has to see is written here as loops over positions.
+
+Upstream of the history line calls every layer causally: there this is the oracle of xpu-noncausal-layers.patch too.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,8 @@ pytestmark = pytest.mark.patch("xpu-noncausal-window.patch")
 
 BEFORE = (13, 5)  # tokens ahead of the block, by request
 BLOCK = 8  # slots of a DFlash2 draft block
+CAUSAL_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
+"""Whether upstream calls non-causal layers causally, and takes cross-attention for one request at a time only."""
 NONE, SMALL, DRAFT = -1, 3, 2047  # windows: keys to the left of the query; DRAFT is the Qwen3.8 draft's
 NONCAUSAL = ("ENCODER_ONLY", "DECODER_BIDIRECTIONAL")
 # How a batch reaches each function. In decode a block is announced as for verify, a single query as usual.
@@ -60,7 +65,7 @@ def case(attention: str, window: int, forward: str, metadata: str) -> dict[str, 
 def cross_case(forward: str, metadata: str) -> dict[str, Any]:
     """Cross-attention sees the whole encoder output (6 and 4 tokens), whatever window its layer carries."""
     queries = 1 if metadata == "single" else BLOCK
-    masks = [[[True] * keys for _ in range(queries)] for keys in (6, 4)]
+    masks = [[[True] * keys for _ in range(queries)] for keys in ((6,) if CAUSAL_UPSTREAM else (6, 4))]
     return {**case("cross", SMALL, forward, metadata), "masks": masks}
 
 
@@ -106,7 +111,7 @@ def test_upstream_hides_exactly_the_right_half(
     theirs: dict[str, Any], attention: str, window: int, route: tuple[str, str]
 ) -> None:
     measured = theirs[name(attention, window, *route)]
-    assert (measured["window_size"], measured["causal"]) == ([window, 0], False)
+    assert (measured["window_size"], measured["causal"]) == ([window, 0], CAUSAL_UPSTREAM)
     for before, seen in zip(BEFORE, measured["masks"], strict=True):
         expected = must_see(attention, window, BLOCK, before)
         left_half = [
@@ -133,7 +138,17 @@ def test_layers_without_a_window_pass_the_same_arguments(
 ) -> None:
     for attention in NONCAUSAL:
         key = name(attention, NONE, *route)
-        assert ours[key]["arguments"] == theirs[key]["arguments"]
+        assert theirs[key]["arguments"]["causal"] is CAUSAL_UPSTREAM
+        assert ours[key]["arguments"] == {**theirs[key]["arguments"], "causal": False}
+
+
+@pytest.mark.skipif(not CAUSAL_UPSTREAM, reason="this line's upstream calls non-causal layers without causality")
+@pytest.mark.parametrize("route", BLOCK_ROUTES, ids=" ".join)
+def test_upstream_calls_noncausal_layers_causally(theirs: dict[str, Any], route: tuple[str, str]) -> None:
+    for attention in NONCAUSAL:
+        measured = theirs[name(attention, NONE, *route)]
+        assert measured["masks"] == [must_see("DECODER", NONE, BLOCK, before) for before in BEFORE]
+        assert measured["difference"] > 1000 * ROUNDING
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
