@@ -195,7 +195,7 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
         )
     out = build / line.name
     (out / "check-report.json").unlink(missing_ok=True)  # a verdict on another image must not survive this one
-    given = images.facts(line, record, base, image) | check_data.input_parts()
+    given = images.facts(line, record, base, image) | check_data.input_parts(line)
     subject = check.Subject(base.kind, base.image.digest, record.digest, manifest_digest(line))
     try:
         with step("Container engine"):

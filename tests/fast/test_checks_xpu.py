@@ -10,6 +10,7 @@ from checks.given import Given, load
 from checks.xpu import Answer
 from pipeline.check_data import input_parts
 from pipeline.checkpoint import naming
+from pipeline.manifest import DEFAULT_LINE, load_line
 from tests.fast.fake_image import FakeImage
 
 TORCH = "class xpu:\n    is_available = staticmethod(lambda: False)\n"
@@ -180,7 +181,7 @@ def test_another_sglang_is_no_answer(image: FakeImage, tmp_path: Path) -> None:
 
 
 def test_lists_are_those_of_the_checkpoint_gate() -> None:
-    mtp = input_parts()["quantization"]["mtp"]
+    mtp = input_parts(load_line(DEFAULT_LINE))["quantization"]["mtp"]
     assert sorted(mtp["ignore"]) == sorted(naming.MTP_EXCLUSIONS)
     assert mtp["modules"] == [built.name for built in naming.MTP_BUILT]
 

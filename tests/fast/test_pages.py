@@ -88,7 +88,7 @@ def test_page_of_a_profile_says_what_an_operator_needs(name: str) -> None:
 
 @pytest.mark.parametrize("name", lines())
 def test_variable_that_would_bring_a_rejected_experiment_back_is_refused_as_a_default(name: str) -> None:
-    refused = check_data.input_parts()["known_bad_environment"]
+    refused = check_data.input_parts(LINE)["known_bad_environment"]
     rows = {row["name"]: row for row in refused}
     switches = [row.back.variable for row in rejected.read(load_line(name)).root if row.back.variable]
     assert switches

@@ -48,7 +48,7 @@ class Real:
     def outcome(self, image: Image, log: Path, checks: Path) -> Outcome:
         """Run checks in ``image``, which may differ from the sound one, against what the sound one must be."""
         self.engine.ensure_image(image, "planted", self.base.image)
-        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts()
+        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts(self.line)
         return check.run_checks(
             self.engine,
             image,
@@ -118,3 +118,9 @@ def real() -> Iterator[Real]:
             running.remove_ours(keep=[tag for tag in (running.find(base.image), running.find(image)) if tag])
         if not before.running:
             engine.stop(BUILD)
+
+
+@pytest.fixture(scope="session")
+def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
+    """The verdict of all checks on the sound image."""
+    return real.check(real.image, tmp_path_factory.mktemp("check") / "log")

@@ -12,8 +12,8 @@ from tests.image.conftest import Real
 TESTS = PROJECT / "tests" / "tree"
 CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
 SHARED = [
-    *(f"checks/{name}" for name in ("fake_xpu.py", "features.yaml", "ast_match.py", "given.py", "verdict.py")),
-    "checks/test_features.py",
+    *(f"checks/{name}" for name in ("fake_xpu.py", "ast_match.py", "given.py", "verdict.py", "test_features.py")),
+    f"manifests/{DEFAULT_LINE}/features.yaml",
     *(f"pipeline/{name}.py" for name in ("pool_sizes", "launch_flags", "source_values", "imports", "errors")),
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
     *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),

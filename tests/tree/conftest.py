@@ -27,6 +27,10 @@ CHECKS = next(
     folder for folder in (HERE.parent / "checks", HERE.parents[1] / "checks") if (folder / "fake_xpu.py").is_file()
 )
 """The folder of the image's checks: beside this one in the container, a level up in the project."""
+LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
+"""The line that the tree is of."""
+MANIFEST = CHECKS.parent / "manifests" / LINE
+"""Its manifest's folder, of which the container holds what tests here read."""
 STUBS = CHECKS / "stubs"
 """Stand-ins for packages."""
 DRIVER_TIMEOUT_SECONDS = 600
@@ -94,6 +98,12 @@ def _trees() -> tuple[Tree, Tree]:
         _tree("SGX_TREE", "the composed tree (ours)"),
         _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
     )
+
+
+@pytest.fixture(scope="session")
+def line() -> str:
+    """The line that the tree under test is of."""
+    return LINE
 
 
 @pytest.fixture(scope="session")
