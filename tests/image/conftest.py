@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import check, check_data, container, engine, stages
+from pipeline import check, check_data, container, engine, stages, tree_tests
 from pipeline import image as images
 from pipeline.base import BaseImage
 from pipeline.check import Outcome
@@ -81,7 +81,7 @@ E2E_LIMITS = container.Limits(memory=8 << 30, seconds=2400)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]:
+def e2e(request: pytest.FixtureRequest) -> Iterator[Future[tuple[tree_tests.Case, ...]] | None]:
     """The end-to-end tests, if they were asked for: in a container beside all other tests, as they take long."""
     if not any(item.path.name == E2E_TIER for item in request.session.items):
         yield None
@@ -90,9 +90,9 @@ def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]
     log = request.getfixturevalue("tmp_path_factory").mktemp("e2e") / "log"
     entries = [
         LayerEntry("run.py", E2E / "run.py"),
-        *inside.python_files(E2E, "tests/e2e"),
-        *inside.libraries(),
-        *inside.tree("upstream", inside.unpatched(real)),
+        *tree_tests.python_files(E2E, "tests/e2e"),
+        *tree_tests.libraries(),
+        *tree_tests.tree("upstream", inside.unpatched(real)),
     ]
     # With a connection and an owner of its own: other tests clean up what they own.
     own = engine.find_or_start(BUILD)

@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+selector = pytest.mark.patch("dflash-selector-triton.patch")
+
 BLOCK, TOP_K = 8, 16
 LATTICE_AND_WALK = {
     "cuda": ["_score_edges", "selector_walk_triton"],
@@ -54,14 +56,17 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("dflash_models", SELECTOR)
 
 
+@selector
 def test_xpu_proposes_in_one_launch(ours: dict[str, Any]) -> None:
     assert ours["xpu"]["folded"] == ours["xpu"]["eager"] == ["selector_propose_triton"]
 
 
+@selector
 def test_upstream_takes_the_torch_path_on_xpu(theirs: dict[str, Any]) -> None:
     assert theirs["xpu"]["folded"] == theirs["xpu"]["eager"] == LATTICE_AND_WALK["cpu"]
 
 
+@selector
 def test_the_proposals_on_xpu_are_upstreams(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours["xpu"]["tokens"] == theirs["xpu"]["tokens"]
     assert ours["xpu"]["greedy"] == theirs["xpu"]["greedy"]
@@ -70,6 +75,7 @@ def test_the_proposals_on_xpu_are_upstreams(ours: dict[str, Any], theirs: dict[s
             assert row == pytest.approx(expected_row, abs=ROUNDING)
 
 
+@selector
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_other_devices_keep_their_steps_and_every_bit(
     ours: dict[str, Any], theirs: dict[str, Any], device: str

