@@ -127,13 +127,15 @@ def of_folder(folder: Path, new: Onto) -> RebaseReport:
 
 def report_of_line(line: Line, release: str, build: Path = BUILD) -> RebaseReport:
     """What the release that ``--onto`` names does to a line."""
+    from pipeline import oracles  # it brings the container engine's SDK, which a foreign series does not need
+
     with step(f"Compose {line.name} as it is"):
         old = made(line, build)
     new = onto.read(release, line.release.base.python_tag, build / "cache")
     with step("Compare files, variables and flags"):
         second, uses = upstream_changes.second_source(line), upstream_changes.uses_of(line)
         changes = upstream_changes.compare(old.upstream, new.tree.files, second, uses)
-    return of_line(line, new, old, changes=changes)
+    return of_line(line, new, old, oracles=oracles.judge(line, new.tree.files, build), changes=changes)
 
 
 def report_of_folder(folder: Path, release: str, build: Path = BUILD) -> RebaseReport:
