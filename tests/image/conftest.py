@@ -118,3 +118,9 @@ def real() -> Iterator[Real]:
             running.remove_ours(keep=[tag for tag in (running.find(base.image), running.find(image)) if tag])
         if not before.running:
             engine.stop(BUILD)
+
+
+@pytest.fixture(scope="session")
+def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
+    """The verdict of all checks on the sound image."""
+    return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
