@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Together = Callable[[Tree, str], dict[str, Any]]
 
+oracle = pytest.mark.patch("xpu-draft-steps.patch")
+
 TOGETHER = "xpu_draft_steps"
 NO_DRAFTS_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
 REFUSED = {
@@ -70,6 +72,7 @@ def check_step(measured: dict[str, Any], lens: list[int], step: int) -> None:
     assert measured["to reference"] < EXACT
 
 
+@oracle
 def test_the_factory_makes_a_backend_for_each_step(ours: dict[str, Any]) -> None:
     stamps = ["intel_xpu", "intel_xpu"]
     assert ours["made"] == {
@@ -83,6 +86,7 @@ def test_the_factory_makes_a_backend_for_each_step(ours: dict[str, Any]) -> None
     }
 
 
+@oracle
 def test_one_step_needs_no_backend_for_steps(ours: dict[str, Any]) -> None:
     assert ours["one step"]["decode"] is None
     assert ours["one step"]["draft_extend"]["class"] == "XPUAttentionBackend"
@@ -106,6 +110,7 @@ def test_other_backends_are_routed_as_before(composed: Tree, upstream: Tree) -> 
     assert bool(added) is NO_DRAFTS_UPSTREAM
 
 
+@oracle
 @pytest.mark.parametrize("each", EAGER, ids=lambda each: str(each["name"]))
 def test_a_step_sees_the_tokens_of_the_steps_before_it(ours: dict[str, Any], each: dict[str, Any]) -> None:
     assert len(ours[each["name"]]) == len(STEPS)
@@ -113,6 +118,7 @@ def test_a_step_sees_the_tokens_of_the_steps_before_it(ours: dict[str, Any], eac
         check_step(ours[each["name"]][step], each["lens"], step)
 
 
+@oracle
 def test_so_does_every_replay(ours: dict[str, Any]) -> None:
     for lens, steps in zip(REPLAYS, ours["graph"], strict=True):
         assert len(steps) == len(STEPS)
@@ -120,6 +126,7 @@ def test_so_does_every_replay(ours: dict[str, Any]) -> None:
             check_step(steps[step], lens, step)
 
 
+@oracle
 def test_a_draft_extend_sees_its_own_tokens_causally(ours: dict[str, Any]) -> None:
     lens, tokens = EXTEND["lens"], EXTEND["tokens"]
     measured = dict(ours["draft extend"])

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     Mask = list[list[bool]]
 
-pytestmark = pytest.mark.patch("xpu-noncausal-window.patch")
+window_only = pytest.mark.patch("xpu-noncausal-window.patch")
+both_ways = pytest.mark.patch("xpu-noncausal-layers.patch")
 
 BEFORE = (13, 5)  # tokens ahead of the block, by request
 BLOCK = 8  # slots of a DFlash2 draft block
@@ -75,6 +76,7 @@ CASES = [
     for window in (NONE, SMALL, DRAFT)
     for route in ROUTES
 ] + [cross_case(*route) for route in ROUTES]
+WINDOWLESS = [each for each in CASES if each["attention"] in NONCAUSAL and each["window"] == NONE]
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +89,24 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("xpu_window", CASES)
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each["name"])
-def test_every_layer_sees_what_it_has_to(ours: dict[str, Any], each: dict[str, Any]) -> None:
-    measured = ours[each["name"]]
-    assert measured["masks"] == each["masks"]
+def check_masks(measured: dict[str, Any], masks: list[Mask]) -> None:
+    assert measured["masks"] == masks
     assert measured["difference"] < ROUNDING
 
 
+@window_only
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each["name"])
+def test_every_layer_sees_what_it_has_to(ours: dict[str, Any], each: dict[str, Any]) -> None:
+    check_masks(ours[each["name"]], each["masks"])
+
+
+@both_ways
+@pytest.mark.parametrize("each", WINDOWLESS, ids=lambda each: each["name"])
+def test_without_a_window_a_noncausal_layer_sees_everything(ours: dict[str, Any], each: dict[str, Any]) -> None:
+    check_masks(ours[each["name"]], each["masks"])
+
+
+@window_only
 @pytest.mark.parametrize("attention", NONCAUSAL)
 @pytest.mark.parametrize("window", [SMALL, DRAFT])
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
@@ -104,6 +117,7 @@ def test_noncausal_window_is_symmetric(
     assert (measured["window_size"], measured["causal"]) == ([window, window], False)
 
 
+@window_only
 @pytest.mark.parametrize("attention", NONCAUSAL)
 @pytest.mark.parametrize("window", [SMALL, DRAFT])
 @pytest.mark.parametrize("route", BLOCK_ROUTES, ids=" ".join)
@@ -122,6 +136,8 @@ def test_upstream_hides_exactly_the_right_half(
     assert measured["difference"] > 1000 * ROUNDING
 
 
+@window_only
+@both_ways
 @pytest.mark.parametrize("window", [NONE, SMALL, DRAFT])
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_causal_layers_pass_the_same_arguments(
@@ -132,16 +148,17 @@ def test_causal_layers_pass_the_same_arguments(
     assert ours[key]["window_size"] == [window, -1 if window == NONE else 0]
 
 
+@window_only
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_layers_without_a_window_pass_the_same_arguments(
     ours: dict[str, Any], theirs: dict[str, Any], route: tuple[str, str]
 ) -> None:
     for attention in NONCAUSAL:
         key = name(attention, NONE, *route)
-        assert theirs[key]["arguments"]["causal"] is CAUSAL_UPSTREAM
         assert ours[key]["arguments"] == {**theirs[key]["arguments"], "causal": False}
 
 
+@both_ways
 @pytest.mark.skipif(not CAUSAL_UPSTREAM, reason="this line's upstream calls non-causal layers without causality")
 @pytest.mark.parametrize("route", BLOCK_ROUTES, ids=" ".join)
 def test_upstream_calls_noncausal_layers_causally(theirs: dict[str, Any], route: tuple[str, str]) -> None:
@@ -151,6 +168,8 @@ def test_upstream_calls_noncausal_layers_causally(theirs: dict[str, Any], route:
         assert measured["difference"] > 1000 * ROUNDING
 
 
+@window_only
+@both_ways
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_cross_attention_passes_the_same_arguments(
     ours: dict[str, Any], theirs: dict[str, Any], route: tuple[str, str]
