@@ -54,7 +54,7 @@ def main() -> None:
     """Build, check and release model-scoped SGLang images for Intel XPU.
 
     Exit codes: 0 done, 2 usage, 3 set-up, 4 manifest, 5 pins, 6 compose, 7 base, 8 image, 9 engine, 10 checks,
-    11 release, 12 another run is at work, 13 checkpoint, 14 verify, 130 interrupted.
+    11 release, 12 another run is at work, 13 checkpoint, 14 verify, 15 rebase, 130 interrupted.
     """
 
 
@@ -599,6 +599,37 @@ def _say_lock(line_name: str, changed: bool) -> None:
     console.note(
         f"now build.py compose --line {line_name} --write-lock" if changed else "no patch file needed a change"
     )
+
+
+@main.command()
+@click.option(
+    "--onto", "release", required=True, metavar="sglang==VERSION|PATH", help="The release, or a folder of it."
+)
+@click.option("--series", type=click.Path(path_type=Path), help="A folder of patches instead of the line's.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write the report as a page, too.")
+@line_option
+@json_option
+def rebase(release: str, series: Path | None, page: Path | None, line_name: str, as_json: bool) -> None:
+    """Say what another SGLang release does to the patches, hunk by hunk; no patch is changed or dropped."""
+    from pipeline import rebase as rebasing
+    from pipeline import rebase_page, rebase_text
+    from pipeline.files import write_atomic
+
+    with build_lock():
+        if series is not None:
+            report = rebasing.report_of_folder(series, release, BUILD)
+        else:
+            report = rebasing.report_of_line(load_line(line_name), release, BUILD)
+    if page is not None:
+        write_atomic(page, rebase_page.render(report).encode())
+        console.note(f"page: {page}")
+    if as_json:
+        emit({"exact": report.exact, **report.model_dump(mode="json")})
+    else:
+        console.out.print(rebase_text.table(report))
+        for line in rebase_text.details(report):
+            console.out.print(line, markup=False)
+    rebasing.require_exact(report)
 
 
 @main.group()

@@ -28,8 +28,9 @@ SHOWN = 0.3
 PARTIAL_LINES = 3
 PARTIAL_SHARE = 0.6
 """Of at least so many added lines, so many must be there for a change to count as made in part."""
-HOME_BONUS = 0.3
-"""By so much lines elsewhere must be more similar than those at the place where the old ones stood."""
+HOME_BONUS = 0.45
+SCOPE_BONUS = 0.2
+"""By so much lines elsewhere must be more similar than those where the old ones stood, or in the same function."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,11 @@ class _Judge:
         if not self._is_here(best):
             rivals = places
         if len(rivals) > 1:
-            text = ", ".join(str(at + 1) for at in sorted(rivals))
-            return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note=f"fits equally at lines {text}")
-        notes = [f"would fit at line {', '.join(str(at + 1) for at in others)} as well"] if others else []
+            return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note="fits equally well in several places")
+        note = ""
         if not self._is_here(best):
-            notes.append(f"below {_quoted(heading(self.lines, best))} now, was below {_quoted(self.hunk.heading)}")
-        return Match(HunkStatus.MOVED, best, places=others, note="; ".join(notes))
+            note = f"below {_quoted(heading(self.lines, best))} now, was below {_quoted(self.hunk.heading)}"
+        return Match(HunkStatus.MOVED, best, places=others, note=note)
 
     def _results(self) -> list[int]:
         """Places of the hunk's result with all its context, where upstream made it."""
@@ -308,11 +308,13 @@ class _Judge:
         if done:
             places = ", ".join(str(span.start + 1) for span in done)
             note = f"{len(done)} of {len(proofs)} changes are there (line {places})"
-            return Match(HunkStatus.PARTLY, done[0].start, note=note, near=self._nearest())
+            first = next(group for group, proof in zip(groups, proofs, strict=True) if proof is not None)
+            near = self._result_near(first, done[0].start)
+            return Match(HunkStatus.PARTLY, done[0].start, note=note, near=near)
         for group in groups:
             if half := self._half(group):
                 note = f"{half[1]:.0%} of the lines that it adds are there (from line {half[0] + 1} on)"
-                return Match(HunkStatus.PARTLY, half[0], note=note, near=self._nearest())
+                return Match(HunkStatus.PARTLY, half[0], note=note, near=self._result_near(group, half[0]))
         return None
 
     def _half(self, group: _Group) -> tuple[int, float] | None:
@@ -419,20 +421,27 @@ class _Judge:
         found = [self._similar(self.hunk.old, is_result=False)]
         if any(is_telling(line) for group in self.groups for line in group.added):
             found.append(self._similar(self.hunk.new, is_result=True))
-        near = [entry for entry in found if entry is not None and entry.similarity >= SHOWN]
+        near = [entry for entry in found if entry is not None]
         return max(near, key=lambda entry: entry.similarity, default=None)
 
-    def _similar(self, wanted: tuple[bytes, ...], is_result: bool) -> Near | None:
+    def _similar(self, wanted: tuple[bytes, ...], is_result: bool, places: Sequence[int] = ()) -> Near | None:
         wanted = wanted[:COMPARED_LINES]
         home = [self.home] if self.text.before is not None else []
         found: list[tuple[float, Near]] = []
-        for at in [*home, *self._candidates(wanted)]:
+        for at in places or [*home, *self._candidates(wanted)]:
+            in_same = bool(self.hunk.heading) and self._is_here(at)
+            bonus = HOME_BONUS if at in home else SCOPE_BONUS if in_same else 0
             for count in sorted({len(wanted), len(wanted) + 3, 2 * len(wanted)}):
                 start, end = _trimmed(wanted, self.lines, at, min(at + count, len(self.lines)))
                 similarity = self._likeness(wanted, start, end)
-                bonus = HOME_BONUS if at in home else 0
-                found.append((similarity + bonus, Near(start, end, similarity, is_result, wanted)))
-        return max(found, key=lambda entry: entry[0])[1] if found else None
+                near = Near(start, end, similarity, is_result, wanted)
+                found.append((similarity + bonus, near))
+        best = max(found, key=lambda entry: entry[0], default=None)
+        return best[1] if best and best[0] >= SHOWN else None
+
+    def _result_near(self, group: _Group, at: int) -> Near | None:
+        """The lines around what upstream has of the hunk's result: the added lines of ``group`` are at ``at``."""
+        return self._similar(self.hunk.new, is_result=True, places=[max(at - min(group.new_at, COMPARED_LINES), 0)])
 
     def _candidates(self, wanted: tuple[bytes, ...]) -> Iterator[int]:
         """Starts of the stretches that share the most and the rarest words with the wanted lines."""

@@ -5,16 +5,17 @@ result upstream has already is done. After a miss, later hunks of that file are 
 well, so that one miss is not read as many. Nothing is written, and nobody's patch is dropped.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pipeline import foreign_series, hunk_match, imports, patches
+from pipeline import foreign_series, hunk_match, imports, onto, patches, upstream_changes
 from pipeline.compose import OVERLAYS, PATCHES, Draft, grow, read_overlay
 from pipeline.console import step
 from pipeline.documents import Document
-from pipeline.errors import ComposeError
+from pipeline.errors import ComposeError, RebaseError
 from pipeline.files import BUILD
 from pipeline.foreign_series import FileChange, SeriesPatch
 from pipeline.hunk_match import Match, Text, is_telling
@@ -36,6 +37,8 @@ from pipeline.rebase_report import (
 SAME_FILE = 0.5
 """Share of a file's lines that must be found again under the same name elsewhere to call it moved."""
 SHOWN_LINES = 60
+SHOWN_FILES = 2
+SCOPE = re.compile(rb"(class|def)[ \t]+\w+")
 APPLIED = (HunkStatus.EXACT, HunkStatus.MOVED)
 FINE = (*APPLIED, HunkStatus.UPSTREAM)
 
@@ -76,7 +79,7 @@ def made(line: Line, build: Path = BUILD, overlays: Path = OVERLAYS, series: Pat
 
 def of_line(
     line: Line,
-    onto: Onto,
+    new: Onto,
     old: Made,
     *,
     overlays: Path = OVERLAYS,
@@ -93,16 +96,16 @@ def of_line(
     given = [foreign_series.of_ours(patch) for patch in patches.read_series(series or PATCHES / line.name)]
     sets = [layer.overlay for layer in line.release.layers if isinstance(layer, OverlayLayer)]
     brought = {name: read_overlay(name, overlays) for name in sets}
-    tree = {path: data for files in brought.values() for path, data in files.items()} | onto.tree.files
+    tree = {path: data for files in brought.values() for path, data in files.items()} | new.tree.files
     judge = _Series(tree, old.before)
     verdicts = tuple(_judge_all(judge, given, oracle))
     with step("Check imports of the new tree"):
-        overlay_verdicts, missing = _imports(judge, onto, brought)
+        overlay_verdicts, missing = _imports(judge, new, brought)
     pins = sorted({describe(pin) for pin in line.release.pins.values()})
     return RebaseReport(
         series=line.name,
-        onto=onto.name,
-        onto_sha256=onto.sha256,
+        onto=new.name,
+        onto_sha256=new.sha256,
         old=", ".join(pins),
         patches=verdicts,
         overlays=overlay_verdicts,
@@ -111,15 +114,50 @@ def of_line(
     )
 
 
-def of_folder(folder: Path, onto: Onto) -> RebaseReport:
+def of_folder(folder: Path, new: Onto) -> RebaseReport:
     """What a release does to somebody else's series.
 
     Raises:
         ComposeError: the folder holds no series, or one that cannot be judged hunk by hunk.
     """
-    given = foreign_series.read(folder, onto.tree.files.keys())
-    verdicts = tuple(_judge_all(_Series(onto.tree.files, {}), given, lambda _: None))
-    return RebaseReport(series=str(folder), onto=onto.name, onto_sha256=onto.sha256, old="", patches=verdicts)
+    given = foreign_series.read(folder, new.tree.files.keys())
+    verdicts = tuple(_judge_all(_Series(new.tree.files, {}), given, lambda _: None))
+    return RebaseReport(series=str(folder), onto=new.name, onto_sha256=new.sha256, old="", patches=verdicts)
+
+
+def report_of_line(line: Line, release: str, build: Path = BUILD) -> RebaseReport:
+    """What the release that ``--onto`` names does to a line."""
+    with step(f"Compose {line.name} as it is"):
+        old = made(line, build)
+    new = onto.read(release, line.release.base.python_tag, build / "cache")
+    with step("Compare files, variables and flags"):
+        second, uses = upstream_changes.second_source(line), upstream_changes.uses_of(line)
+        changes = upstream_changes.compare(old.upstream, new.tree.files, second, uses)
+    return of_line(line, new, old, changes=changes)
+
+
+def report_of_folder(folder: Path, release: str, build: Path = BUILD) -> RebaseReport:
+    """What the release that ``--onto`` names does to somebody else's series."""
+    return of_folder(folder, onto.read(release, onto.PYTHON_TAG, build / "cache"))
+
+
+def require_exact(report: RebaseReport) -> None:
+    """End with an error where anything is not exact.
+
+    Raises:
+        RebaseError: naming how many patches, overlays and imports.
+    """
+    if report.exact:
+        return
+    patched = sum(patch.status is not HunkStatus.EXACT for patch in report.patches)
+    laid = sum(overlay.status is not OverlayStatus.FITS for overlay in report.overlays)
+    found = [(patched, "patches"), (laid, "overlays"), (len(report.imports), "imports")]
+    raise RebaseError(
+        f"{report.series} onto {report.onto}",
+        expected="all exact",
+        found=", ".join(f"{count} {what} that are not" for count, what in found if count),
+        do="see docs/rebase.md",
+    )
 
 
 def _judge_all(
@@ -199,7 +237,25 @@ class _Series:
         if file is None:
             return self._of_gone_file(patch, change)
         before = self.before.get(patch, {}).get(change.path)
-        return _FileJudge(patch, change, file, self.pristine.get(change.path, b""), before).verdicts()
+        found = _FileJudge(patch, change, file, self.pristine.get(change.path, b""), before).verdicts()
+        pairs = zip(change.hunks, found, strict=True)
+        return [self._with_scope(hunk, verdict) for hunk, verdict in pairs]
+
+    def _with_scope(self, hunk: Hunk, verdict: HunkVerdict) -> HunkVerdict:
+        """A conflict with a word on the class or function of the hunk, where the file has it no more."""
+        scope = SCOPE.search(hunk.heading)
+        if verdict.status is not HunkStatus.CONFLICT or scope is None:
+            return verdict
+        definition = re.compile(rb"^[ \t]*(async[ \t]+)?" + re.escape(scope[0]) + rb"\b", re.MULTILINE)
+        if definition.search(b"".join(self.running[verdict.file].lines)):
+            return verdict
+        folder = str(PurePosixPath(verdict.file).parents[0])
+        there = [path for path, data in self.pristine.items() if scope[0] in data and definition.search(data)]
+        there.sort(key=lambda path: (not path.startswith(folder), path))
+        name = scope[0].decode("utf-8", "replace")
+        where = f": {' and '.join(there)} has it" if 0 < len(there) <= SHOWN_FILES else ""
+        note = f"{name!r} is not in the file any more{where}"
+        return verdict.model_copy(update={"note": "; ".join(part for part in (verdict.note, note) if part)})
 
     def _file(self, path: str) -> _File | None:
         if path in self.gone:
@@ -398,19 +454,19 @@ def _shortened(diff: str) -> str:
 
 
 def _imports(
-    series: _Series, onto: Onto, brought: Mapping[str, Mapping[str, bytes]]
+    series: _Series, new: Onto, brought: Mapping[str, Mapping[str, bytes]]
 ) -> tuple[tuple[OverlayVerdict, ...], tuple[str, ...]]:
     """Verdicts on the overlays, and the imports of patched files that the new tree cannot answer."""
     tree = {**series.pristine, **series.changed}
     for path in series.gone:
         tree.pop(path, None)
-    owner = {path: name for name, files in brought.items() for path in files if path not in onto.tree.files}
-    origins = {path: f"overlay:{owner[path]}" if path in owner else onto.name for path in tree}
-    problems = _missing(tree, {*owner, *series.changed}, origins, onto.tree)
+    owner = {path: name for name, files in brought.items() for path in files if path not in new.tree.files}
+    origins = {path: f"overlay:{owner[path]}" if path in owner else new.name for path in tree}
+    problems = _missing(tree, {*owner, *series.changed}, origins, new.tree)
     verdicts: list[OverlayVerdict] = []
     for name, files in brought.items():
-        there = [path for path in sorted(files) if path in onto.tree.files]
-        same = [onto.tree.files[path] == files[path] for path in there]
+        there = [path for path in sorted(files) if path in new.tree.files]
+        same = [new.tree.files[path] == files[path] for path in there]
         exists = [
             f"{path}: {'the same' if equal else 'another'} file is upstream"
             for path, equal in zip(there, same, strict=True)
