@@ -27,7 +27,7 @@ from . import port  # noqa: E402
 
 port.lend()
 
-from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.speculative import dflash_worker_v2 as worker  # noqa: E402
 
 
 def resolved(device: str, target: str | None, draft: str | None) -> dict[str, Any]:
