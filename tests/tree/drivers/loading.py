@@ -34,8 +34,8 @@ from sglang.srt.model_executor.model_runner_components import load_model_utils  
 from sglang.srt.model_loader import loader  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
 
-RANKS = tuple(f"{group}_rank" for group in "tp pp attn_tp attn_cp attn_dp moe_tp moe_ep moe_dp".split())
-SIZES = tuple(name.replace("rank", "size") for name in RANKS)
+GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "moe_tp", "moe_ep", "moe_dp")
+ALONE = {f"{group}_{what}": number for group in GROUPS for what, number in (("rank", 0), ("size", 1))}
 SENTINEL = -77
 """What an integer parameter holds until something is loaded into it; a floating-point one holds NaN."""
 
@@ -79,7 +79,7 @@ def one_rank() -> Iterator[None]:
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
     with (
         get_context().override_server_args(device="cpu"),
-        get_parallel().override(pp_group=group, **dict.fromkeys(RANKS, 0), **dict.fromkeys(SIZES, 1)),
+        get_parallel().override(pp_group=group, **ALONE),
         mock.patch.multiple(parallel_state, _PP=group, _MOE_DP=group),  # where models up to 0.5.19 look for them
         mock.patch.object(rotary, "_is_xpu", True),  # another device would import its rotary kernel
         four_bits(),
@@ -121,7 +121,8 @@ def load(
     ):
         checkpoint(folder, config, tensors)
         start = load_model_utils.load_model_with_memory_saver
-        more = {"server_args": get_context().server_args} if "server_args" in inspect.signature(start).parameters else {}
+        takes = inspect.signature(start).parameters
+        more = {"server_args": get_context().server_args} if "server_args" in takes else {}
         try:
             start(
                 **more,
