@@ -776,10 +776,10 @@ def features(line_name: str, write: bool) -> None:
     The page is README.md for the main line, and manifests/<line>/README.md for another.
     """
     from pipeline import check_data
-    from pipeline.files import write_atomic
+    from pipeline.files import PROJECT, write_atomic
 
     line = load_line(line_name)
     if write:
-        write_atomic(check_data.page(line), check_data.updated_page(line).encode())
+        write_atomic(PROJECT / line.page, check_data.updated_page(line).encode())
     else:
         sys.stdout.write(check_data.feature_table(check_data.features(line)))
