@@ -13,7 +13,7 @@ from rich.table import Table
 from pipeline import console
 from pipeline.errors import CheckError, CheckpointError, EngineError, ManifestError, PipelineError
 from pipeline.files import BUILD, build_lock
-from pipeline.manifest import DEFAULT_LINE, Line, load_line, read_yaml
+from pipeline.manifest import DEFAULT_LINE, Line, load_line
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
@@ -768,14 +768,18 @@ def show_capacity(profile_name: str, tp: int | None, memory_gib: float | None, l
 
 
 @main.command()
-@click.option("--write", is_flag=True, help="Write the table into README.md.")
-def features(write: bool) -> None:
-    """Print the table of features: where each lives and which check proves it."""
+@line_option
+@click.option("--write", is_flag=True, help="Write the table into the line's page.")
+def features(line_name: str, write: bool) -> None:
+    """Print the line's table of features: where each lives and which check proves it.
+
+    The page is README.md for the main line, and manifests/<line>/README.md for another.
+    """
     from pipeline import check_data
     from pipeline.files import PROJECT, write_atomic
 
-    readme = PROJECT / "README.md"
+    line = load_line(line_name)
     if write:
-        write_atomic(readme, check_data.update_readme(readme.read_text(encoding="utf-8")).encode())
+        write_atomic(PROJECT / line.page, check_data.updated_page(line).encode())
     else:
-        sys.stdout.write(check_data.feature_table(read_yaml(check_data.CHECKS / "features.yaml", check_data.Features)))
+        sys.stdout.write(check_data.feature_table(check_data.features(line)))

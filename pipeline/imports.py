@@ -33,7 +33,7 @@ class Problem:
     symbol: str
     """Dotted name that is missing: a module, or a name of a module."""
     importer_origin: str
-    """Where the importing file came from, as in the record."""
+    """Where the importing file came from."""
     module: str | None
     """The module that exists and lacks the name; ``None`` when the module itself is missing."""
     provider_origin: str | None
@@ -64,7 +64,7 @@ def check(
     Args:
         tree: path to content of the whole composed tree.
         ours: files to check: those not untouched from the first source. Other than ``.py`` is passed over.
-        origins: origin of each file, as the record states it.
+        origins: origin of each file, as problems shall name it.
         extensions: dotted names of compiled modules, which are in the wheel but no part of the tree.
 
     Raises:

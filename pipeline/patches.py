@@ -30,6 +30,14 @@ REFUSED = {
 }
 
 
+class MisfitError(ComposeError):
+    """A hunk does not stand where it says, in the file ``path``."""
+
+    def __init__(self, path: str, problem: ComposeError) -> None:
+        super().__init__(problem.what, expected=problem.expected, found=problem.found, do=problem.do)
+        self.path = path
+
+
 @dataclass(frozen=True)
 class Hunk:
     """One hunk; line numbers count from 1, lines keep their newline."""
@@ -274,7 +282,8 @@ def apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """New contents of the files that ``patch`` touches.
 
     Raises:
-        ComposeError: a file is missing, a hunk does not stand at its stated lines, or git and the proof differ.
+        MisfitError: a hunk does not stand at its stated lines.
+        ComposeError: a file is missing, or git and the proof differ.
     """
     expected: dict[str, bytes] = {}
     for file in patch.files:
@@ -285,7 +294,10 @@ def apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
                 found="none",
                 do="the file moved or was removed upstream: rewrite or drop the patch",
             )
-        expected[file.path] = prove(patch, file, files[file.path])
+        try:
+            expected[file.path] = prove(patch, file, files[file.path])
+        except ComposeError as error:
+            raise MisfitError(file.path, error) from error
     result = _git_apply(patch, {path: files[path] for path in expected})
     for path, data in expected.items():
         if result[path] != data:

@@ -17,6 +17,8 @@ from mtp_checkpoints import COMPLETE, EXPERT, INCOMPLETE, LAYER  # type: ignore[
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+pytestmark = pytest.mark.patch("mtp-load-coverage.patch")
+
 naming = gate_module("naming")
 
 SHARED = {"lm_head.weight", "model.embed_tokens.weight"}
