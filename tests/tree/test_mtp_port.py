@@ -14,7 +14,19 @@ import pytest
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+handover = pytest.mark.patch("mtp-platform-calls.patch")
+pool = pytest.mark.patch("mamba-pool-device.patch")
+convolution = pytest.mark.patch("xpu-gdn-verify-conv.patch")
+stride = pytest.mark.patch("xpu-gdn-state-stride.patch")
+scatter = pytest.mark.patch("xpu-mamba-state-scatter.patch")
+
 WITHOUT_CUDA = "AssertionError: Torch not compiled with CUDA enabled"
+NO_WINDOWS = "TypeError: no_rollback() got an unexpected keyword argument 'intermediate_conv_window'"
+NO_STRIDE = (
+    "TypeError: fused_sigmoid_gating_delta_rule_update_kernel() missing 1 required positional argument: "
+    "'stride_h0_source'"
+)
+CUDA_ONLY = "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."
 CHAIN, BRANCHES = 1, 4
 """Draft tokens that a drafting step proposes: windows of a chain overlap in memory, those of a tree do not."""
 
@@ -40,6 +52,7 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("mtp_port", CASES)
 
 
+@handover
 def test_the_head_takes_the_targets_embedding(ours: dict[str, Any]) -> None:
     found = ours["handover"]
     assert found["error"] is None
@@ -47,6 +60,7 @@ def test_the_head_takes_the_targets_embedding(ours: dict[str, Any]) -> None:
     assert found["calls"] == ["empty_cache", "synchronize"]
 
 
+@pool
 @pytest.mark.parametrize("topk", [CHAIN, BRANCHES])
 def test_what_a_verification_leaves_lies_on_the_pools_device(ours: dict[str, Any], topk: int) -> None:
     found = ours[f"pool {topk}"]
@@ -54,9 +68,17 @@ def test_what_a_verification_leaves_lies_on_the_pools_device(ours: dict[str, Any
     assert found["value"] == {"devices": ["cpu"], "states": [2, 4, 8, 2, 16, 16], "windows": [2, 4, 8, 64, 3]}
 
 
-@pytest.mark.parametrize("name", ["verify", "recurrence"])
-def test_a_verification_is_that_of_the_model(ours: dict[str, Any], name: str) -> None:
-    found = ours[name]
+@convolution
+def test_a_verification_is_that_of_the_model(ours: dict[str, Any]) -> None:
+    check_verification(ours["verify"])
+
+
+@stride
+def test_so_is_its_recurrence(ours: dict[str, Any]) -> None:
+    check_verification(ours["recurrence"])
+
+
+def check_verification(found: dict[str, Any]) -> None:
     assert found["error"] is None
     # FP32 arithmetic on values of order one; windows are copies.
     assert found["output"] < 1e-5
@@ -64,6 +86,7 @@ def test_a_verification_is_that_of_the_model(ours: dict[str, Any], name: str) ->
     assert found["windows"] == 0
 
 
+@convolution
 @pytest.mark.parametrize("name", ["short prefill", "prefill"])
 def test_a_prefill_takes_the_same_convolution(ours: dict[str, Any], name: str) -> None:
     found = ours[name]
@@ -72,6 +95,7 @@ def test_a_prefill_takes_the_same_convolution(ours: dict[str, Any], name: str) -
     assert found["windows"] == 0
 
 
+@scatter
 def test_a_commit_leaves_the_last_accepted_states(ours: dict[str, Any]) -> None:
     # Requests 0, 1 and 2 run in slots 4, 1 and 5, and their last accepted steps are 0, 7 and 3.
     slots: dict[str, list[int]] = {"4": [0, 0], "1": [1, 7], "5": [2, 3]}
@@ -84,17 +108,13 @@ def test_a_commit_leaves_the_last_accepted_states(ours: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("handover", WITHOUT_CUDA),
-        (f"pool {CHAIN}", WITHOUT_CUDA),
-        (f"pool {BRANCHES}", WITHOUT_CUDA),
-        ("verify", "TypeError: no_rollback() got an unexpected keyword argument 'intermediate_conv_window'"),
-        (
-            "recurrence",
-            "TypeError: fused_sigmoid_gating_delta_rule_update_kernel() missing 1 required positional argument: "
-            "'stride_h0_source'",
-        ),
-        ("commit", "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."),
-        ("commit with a checkpoint", "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."),
+        pytest.param("handover", WITHOUT_CUDA, marks=handover),
+        pytest.param(f"pool {CHAIN}", WITHOUT_CUDA, marks=pool),
+        pytest.param(f"pool {BRANCHES}", WITHOUT_CUDA, marks=pool),
+        pytest.param("verify", NO_WINDOWS, marks=convolution),
+        pytest.param("recurrence", NO_STRIDE, marks=stride),
+        pytest.param("commit", CUDA_ONLY, marks=scatter),
+        pytest.param("commit with a checkpoint", CUDA_ONLY, marks=scatter),
     ],
 )
 def test_upstream_stops(theirs: dict[str, Any], name: str, error: str) -> None:
