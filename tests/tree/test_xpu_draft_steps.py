@@ -34,8 +34,10 @@ TOKENS = 8
 STEPS = range(TOKENS - 2)  # drafts after the first, which the draft extend makes
 # Tokens ahead of the draft: to a page's end and across it, from its start, one, and a context of 448 that is full.
 LENS = [57, 60, 64, 1, 380, 448]
-# Each number of requests twice, with others between, so that buffers which the captures share hold something else.
-REPLAYS = [LENS[:4], LENS[5:], LENS[4:], [*LENS, 9, 10], LENS[:1], LENS[1:5], LENS[:2]]
+# Each number of requests twice, with others between, so that buffers which the captures share hold something else. Room
+# for drafts behind a full context is a concern of its own (xpu-graph-page-room.patch).
+PART = LENS[:5]
+REPLAYS = [PART[:4], PART[4:], PART[3:], [*PART, 9, 10, 442], PART[:1], PART[1:], PART[:2]]
 
 
 def case(name: str, kind: str, **fields: Any) -> dict[str, Any]:
