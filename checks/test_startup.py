@@ -5,7 +5,9 @@ process plays rank 0 of one, without process groups; no model runs.
 """
 
 import contextlib
+import dataclasses
 import importlib
+import inspect
 import json
 import tempfile
 from collections.abc import Iterator
@@ -27,11 +29,13 @@ MODULES = {
     "rotary": "sglang.srt.layers.rotary_embedding.base",
     "loading": "sglang.srt.model_executor.model_runner_components.load_model_utils",
     "context": "sglang.srt.runtime_context",
+    "groups": "sglang.srt.distributed.parallel_state",
     "arguments": "sglang.srt.server_args",
     "resolution": "sglang.srt.arg_groups.speculative_hook",
 }
 EXPECTATION = "SGLANG_DFLASH_EXPECTED_ARCHITECTURE"
-RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "moe_tp_rank", "moe_ep_rank", "moe_dp_rank")
+GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "moe_tp", "moe_ep", "moe_dp")
+ALONE = {f"{group}_rank": 0 for group in GROUPS} | {f"{group}_size": 1 for group in GROUPS}
 
 
 def test_startup(given: Given, verdict: Verdict) -> None:
@@ -82,11 +86,13 @@ def _config(folder: Path, config: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _one_rank(context: ModuleType, rotary: ModuleType) -> Iterator[None]:
+def _one_rank(context: ModuleType, groups: ModuleType, rotary: ModuleType) -> Iterator[None]:
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
     with (
         context.get_context().override_server_args(device="cpu"),
-        context.get_parallel().override(pp_group=group, **dict.fromkeys(RANKS, 0)),
+        context.get_parallel().override(pp_group=group, **ALONE),
+        # Models of releases up to 0.5.19 ask the groups themselves.
+        mock.patch.multiple(groups, _PP=group, _MOE_DP=group),
         # On a machine without its device, RotaryEmbedding would import another device's kernel when it is built.
         mock.patch.object(rotary, "_is_xpu", True),
     ):
@@ -100,8 +106,12 @@ def _load(sglang: Any, trial: Trial, folder: Path) -> None:
         for name, shape in trial.tensors.items()
     }
     sglang.safetensors.save_file(tensors, folder / "model.safetensors")
-    with _one_rank(sglang.context, sglang.rotary):
-        sglang.loading.load_model_with_memory_saver(
+    start = sglang.loading.load_model_with_memory_saver
+    with _one_rank(sglang.context, sglang.groups, sglang.rotary):
+        # Releases up to 0.5.18 hand the settings over; later ones read them from the context.
+        settings = {"server_args": sglang.context.get_context().server_args}
+        start(
+            **{name: value for name, value in settings.items() if name in inspect.signature(start).parameters},
             model_config=sglang.model_config.ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16"),
             load_config=sglang.load_config.LoadConfig(),
             device="cpu",
@@ -113,7 +123,8 @@ def _load(sglang: Any, trial: Trial, folder: Path) -> None:
 
 def _launch(sglang: Any, trial: Trial, folder: Path) -> None:
     """With the image's own environment, which says which draft is meant."""
-    server_args = sglang.arguments.ServerArgs(
+    server_args = _settings(
+        sglang.arguments.ServerArgs,
         model_path=_config(folder / "target", drafts.TARGET),
         device="xpu",
         speculative_algorithm="DFLASH",
@@ -122,3 +133,14 @@ def _launch(sglang: Any, trial: Trial, folder: Path) -> None:
         speculative_draft_window_size=drafts.WINDOW,
     )
     sglang.resolution._handle_dflash(server_args)
+
+
+def _settings(kind: Any, **flags: Any) -> Any:
+    """Settings as parsed. Up to 0.5.18 the class resolves all of them when it is built, which asks a card."""
+    if hasattr(kind, "resolve_once"):
+        return kind(**flags)
+    bare = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        setattr(bare, field.name, flags.get(field.name, default))
+    return bare
