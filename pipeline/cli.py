@@ -573,16 +573,16 @@ def patch_refresh(line_name: str) -> None:
 
 
 @patch.command("drop")
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True)
 @line_option
 @json_option
 @click.option("--why", required=True, help="The reason, for CHANGELOG.md beside the series.")
-def patch_drop(name: str, line_name: str, as_json: bool, why: str) -> None:
-    """Remove NAME from the series and write the reason down; prints the files that changed."""
+def patch_drop(names: tuple[str, ...], line_name: str, as_json: bool, why: str) -> None:
+    """Remove NAMES from the series and write the reason down; prints the files that changed."""
     from pipeline.worktree import Worktree
 
     with build_lock():
-        changed = Worktree(load_line(line_name)).drop(name, why)
+        changed = Worktree(load_line(line_name)).drop(names, why)
     _show_changed(line_name, changed, as_json)
 
 

@@ -194,6 +194,8 @@ class _Judge:
         if found is not None and found.status is HunkStatus.UPSTREAM:
             return found
         fits = found is not None and self._is_here(found.at or 0)
+        if found is not None and fits and self.text.before is None:
+            return found  # whether its lines stood elsewhere before, nothing tells
         return self._by_groups(strict=fits) or found or self._with_fuzz() or self._conflict()
 
     def _is_here(self, at: int) -> bool:
@@ -208,9 +210,12 @@ class _Judge:
 
     @property
     def ends_file(self) -> bool:
-        """Whether it stands at the end of its file: there is context above, and none below."""
-        lead, tail = context_of(self.hunk)
-        return lead > 0 and tail == 0
+        """Whether it stands at the end of its file: there is context above, and none below.
+
+        A hunk that repeats a line does not tell which of the two is context; it is then taken to be below.
+        """
+        first = self.hunk.old[0] == self.hunk.new[0] if self.hunk.new else False
+        return first and self.hunk.old[-1] != self.hunk.new[-1]
 
     def _at_end(self, at: int, count: int) -> bool:
         return not self.ends_file or at + count == len(self.lines)
@@ -257,8 +262,8 @@ class _Judge:
         groups = self.groups
         telling = any(map(is_telling, self.new))
         found: list[int] = []
-        for at in occurrences(self.lines, self.new) if telling else []:
-            if self._added(at) & self.text.taken:
+        for at in occurrences(self.lines, self.new):
+            if self._added(at) & self.text.taken or not (telling or at == stated(self.hunk)):
                 continue
             if not any(group.added for group in groups) and not (self._is_here(at) and self._at_end(at, len(self.new))):
                 continue

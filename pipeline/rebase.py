@@ -6,7 +6,7 @@ well, so that one miss is not read as many. Nothing is written, and nobody's pat
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -84,13 +84,13 @@ def of_line(
     *,
     overlays: Path = OVERLAYS,
     series: Path | None = None,
-    oracle: Callable[[str], OracleVerdict | None] = lambda _: None,
+    oracles: Mapping[str, OracleVerdict] | None = None,
     changes: Document | None = None,
 ) -> RebaseReport:
     """What a release does to a line.
 
     Args:
-        oracle: what a patch's own tests say on the new tree without it.
+        oracles: per patch, what its own tests say on the new release without it.
         changes: what vanished or changed upstream beside the series.
     """
     given = [foreign_series.of_ours(patch) for patch in patches.read_series(series or PATCHES / line.name)]
@@ -98,7 +98,7 @@ def of_line(
     brought = {name: read_overlay(name, overlays) for name in sets}
     tree = {path: data for files in brought.values() for path, data in files.items()} | new.tree.files
     judge = _Series(tree, old.before)
-    verdicts = tuple(_judge_all(judge, given, oracle))
+    verdicts = tuple(_judge_all(judge, given, oracles or {}))
     with step("Check imports of the new tree"):
         overlay_verdicts, missing = _imports(judge, new, brought)
     pins = sorted({describe(pin) for pin in line.release.pins.values()})
@@ -121,19 +121,21 @@ def of_folder(folder: Path, new: Onto) -> RebaseReport:
         ComposeError: the folder holds no series, or one that cannot be judged hunk by hunk.
     """
     given = foreign_series.read(folder, new.tree.files.keys())
-    verdicts = tuple(_judge_all(_Series(new.tree.files, {}), given, lambda _: None))
+    verdicts = tuple(_judge_all(_Series(new.tree.files, {}), given, {}))
     return RebaseReport(series=str(folder), onto=new.name, onto_sha256=new.sha256, old="", patches=verdicts)
 
 
 def report_of_line(line: Line, release: str, build: Path = BUILD) -> RebaseReport:
     """What the release that ``--onto`` names does to a line."""
+    from pipeline import oracles  # it brings the container engine's SDK, which a foreign series does not need
+
     with step(f"Compose {line.name} as it is"):
         old = made(line, build)
     new = onto.read(release, line.release.base.python_tag, build / "cache")
     with step("Compare files, variables and flags"):
         second, uses = upstream_changes.second_source(line), upstream_changes.uses_of(line)
         changes = upstream_changes.compare(old.upstream, new.tree.files, second, uses)
-    return of_line(line, new, old, changes=changes)
+    return of_line(line, new, old, oracles=oracles.judge(line, new.tree.files, build), changes=changes)
 
 
 def report_of_folder(folder: Path, release: str, build: Path = BUILD) -> RebaseReport:
@@ -161,7 +163,7 @@ def require_exact(report: RebaseReport) -> None:
 
 
 def _judge_all(
-    series: "_Series", given: list[SeriesPatch], oracle: Callable[[str], OracleVerdict | None]
+    series: "_Series", given: list[SeriesPatch], oracles: Mapping[str, OracleVerdict]
 ) -> Iterator[PatchVerdict]:
     with step(f"Judge {len(given)} patches") as state:
         for number, patch in enumerate(given, 1):
@@ -173,7 +175,7 @@ def _judge_all(
                 origin=patch.origin,
                 status=_worst([hunk.status for hunk in hunks]),
                 hunks=hunks,
-                oracle=oracle(patch.name),
+                oracle=oracles.get(patch.name),
             )
         state.detail = ""
 

@@ -121,6 +121,12 @@ def real() -> Iterator[Real]:
 
 
 @pytest.fixture(scope="session")
+def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
+    """The verdict of all checks on the sound image."""
+    return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
+
+
+@pytest.fixture(scope="session")
 def other(real: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
     """The image of the line that the test names, in the same engine beside the main line's, and gone at the end.
 

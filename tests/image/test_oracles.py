@@ -36,7 +36,7 @@ def found(real: Real) -> dict[str, PatchVerdict]:
     """What a rebase says about each patch, with the oracles of two."""
     files = gated(real.composed.files)
     verdicts = oracles.judge(real.line, files, names=[WINDOW, FLUSH])
-    report = rebase.of_line(real.line, Onto("planted", SourceTree(files)), rebase.made(real.line), oracle=verdicts.get)
+    report = rebase.of_line(real.line, Onto("planted", SourceTree(files)), rebase.made(real.line), oracles=verdicts)
     return {patch.name: patch for patch in report.patches}
 
 

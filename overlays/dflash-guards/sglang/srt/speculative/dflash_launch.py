@@ -36,7 +36,7 @@ def check_launch(server_args: Any, cfg: Any) -> None:
     expected = envs.SGLANG_DFLASH_EXPECTED_ARCHITECTURE.get()
     if not expected:
         return
-    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     draft = get_config(
@@ -48,7 +48,8 @@ def check_launch(server_args: Any, cfg: Any) -> None:
     declared = (getattr(draft, "architectures", None) or ["none"])[0]
     problems = [*_architecture_problems(declared, expected)]
     if not problems:
-        problems = [*_flag_problems(draft, cfg), *_target_problems(draft, model_config_of(server_args).hf_text_config)]
+        target = ModelConfig.from_server_args(server_args)
+        problems = [*_flag_problems(draft, cfg), *_target_problems(draft, target.hf_text_config)]
     _refuse(cfg.speculative_draft_model_path, problems, expected)
 
 
