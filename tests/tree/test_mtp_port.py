@@ -7,12 +7,16 @@ function with that kernel's signature.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
+
+LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
+pytestmark = pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE}'s release has these fixes")
 
 WITHOUT_CUDA = "AssertionError: Torch not compiled with CUDA enabled"
 CHAIN, BRANCHES = 1, 4
@@ -40,6 +44,7 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("mtp_port", CASES)
 
 
+@pytest.mark.patch("mtp-platform-calls.patch")
 def test_the_head_takes_the_targets_embedding(ours: dict[str, Any]) -> None:
     found = ours["handover"]
     assert found["error"] is None
@@ -47,6 +52,7 @@ def test_the_head_takes_the_targets_embedding(ours: dict[str, Any]) -> None:
     assert found["calls"] == ["empty_cache", "synchronize"]
 
 
+@pytest.mark.patch("mamba-pool-device.patch")
 @pytest.mark.parametrize("topk", [CHAIN, BRANCHES])
 def test_what_a_verification_leaves_lies_on_the_pools_device(ours: dict[str, Any], topk: int) -> None:
     found = ours[f"pool {topk}"]
@@ -54,7 +60,13 @@ def test_what_a_verification_leaves_lies_on_the_pools_device(ours: dict[str, Any
     assert found["value"] == {"devices": ["cpu"], "states": [2, 4, 8, 2, 16, 16], "windows": [2, 4, 8, 64, 3]}
 
 
-@pytest.mark.parametrize("name", ["verify", "recurrence"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("verify", marks=pytest.mark.patch("xpu-gdn-verify-conv.patch", "xpu-gdn-state-stride.patch")),
+        pytest.param("recurrence", marks=pytest.mark.patch("xpu-gdn-state-stride.patch")),
+    ],
+)
 def test_a_verification_is_that_of_the_model(ours: dict[str, Any], name: str) -> None:
     found = ours[name]
     assert found["error"] is None
@@ -72,6 +84,7 @@ def test_a_prefill_takes_the_same_convolution(ours: dict[str, Any], name: str) -
     assert found["windows"] == 0
 
 
+@pytest.mark.patch("xpu-mamba-state-scatter.patch")
 def test_a_commit_leaves_the_last_accepted_states(ours: dict[str, Any]) -> None:
     # Requests 0, 1 and 2 run in slots 4, 1 and 5, and their last accepted steps are 0, 7 and 3.
     slots: dict[str, list[int]] = {"4": [0, 0], "1": [1, 7], "5": [2, 3]}
@@ -81,21 +94,28 @@ def test_a_commit_leaves_the_last_accepted_states(ours: dict[str, Any]) -> None:
     assert ours["commit with a checkpoint"] == {"error": None, "conv": [slots] * 2, "ssm": [slots] * 2}
 
 
+SCATTER = "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."
+STOPS = {
+    "handover": ("mtp-platform-calls.patch", WITHOUT_CUDA),
+    f"pool {CHAIN}": ("mamba-pool-device.patch", WITHOUT_CUDA),
+    f"pool {BRANCHES}": ("mamba-pool-device.patch", WITHOUT_CUDA),
+    "verify": (
+        "xpu-gdn-verify-conv.patch",
+        "TypeError: no_rollback() got an unexpected keyword argument 'intermediate_conv_window'",
+    ),
+    "recurrence": (
+        "xpu-gdn-state-stride.patch",
+        "TypeError: fused_sigmoid_gating_delta_rule_update_kernel() missing 1 required positional argument: "
+        "'stride_h0_source'",
+    ),
+    "commit": ("xpu-mamba-state-scatter.patch", SCATTER),
+    "commit with a checkpoint": ("xpu-mamba-state-scatter.patch", SCATTER),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
-    [
-        ("handover", WITHOUT_CUDA),
-        (f"pool {CHAIN}", WITHOUT_CUDA),
-        (f"pool {BRANCHES}", WITHOUT_CUDA),
-        ("verify", "TypeError: no_rollback() got an unexpected keyword argument 'intermediate_conv_window'"),
-        (
-            "recurrence",
-            "TypeError: fused_sigmoid_gating_delta_rule_update_kernel() missing 1 required positional argument: "
-            "'stride_h0_source'",
-        ),
-        ("commit", "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."),
-        ("commit with a checkpoint", "ValueError: fused_mamba_state_scatter_with_mask only supports CUDA tensors."),
-    ],
+    [pytest.param(name, error, marks=pytest.mark.patch(patch)) for name, (patch, error) in STOPS.items()],
 )
 def test_upstream_stops(theirs: dict[str, Any], name: str, error: str) -> None:
     assert theirs[name]["error"] == error

@@ -180,9 +180,12 @@ class Inputs:
 def layer_of(made: Any, lengths: Sequence[int]) -> GDNAttnBackend:
     """The real backend over a pool, planned for one run of tokens per request."""
     backend = GDNAttnBackend.__new__(GDNAttnBackend)
-    backend.req_to_token_pool = SimpleNamespace(mamba_pool=made, mamba2_layer_cache=made.mamba2_layer_cache)
+    backend.req_to_token_pool = SimpleNamespace(
+        mamba_pool=made, mamba2_layer_cache=made.mamba2_layer_cache, size=REQUESTS
+    )
     backend.kernel_dispatcher = GDNKernelDispatcher(*[LinearAttnKernelBackend.TRITON] * 3)
     backend.verify_intermediate_state_indices = torch.arange(REQUESTS, dtype=torch.int32)
+    backend.mis_metadata = None  # a later release's scoring of several items
     backend.forward_metadata = SimpleNamespace(
         query_start_loc=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
         mamba_cache_indices=IN_SLOTS,
@@ -206,7 +209,11 @@ def verify(own_convolution: bool) -> dict[str, Any]:
     cache = made.mamba_cache
     wanted = expected(inputs, cache.conv[0][0], cache.temporal[0], [DRAFTS] * REQUESTS, [True] * REQUESTS)
     backend = layer_of(made, [DRAFTS] * REQUESTS)
-    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, spec_info=SimpleNamespace(draft_token_num=DRAFTS))
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        spec_info=SimpleNamespace(draft_token_num=DRAFTS),
+        req_pool_indices=torch.arange(REQUESTS),
+    )
     update = gdn_backend.causal_conv1d_update if own_convolution else causal_conv1d_update
     with mock.patch.object(gdn_backend, "causal_conv1d_update", update):
         result = stopped(lambda: backend.forward_extend(inputs.layer, batch, inputs.mixed.clone(), inputs.a, inputs.b))
@@ -306,6 +313,7 @@ def commit(track: bool) -> dict[str, Any]:
         tensor.zero_()
     linear = SimpleNamespace(
         _translate_mamba_indices=lambda indices: indices,
+        accept_lens_pool=None,  # a later release's, for KDA
         forward_metadata=SimpleNamespace(mamba_cache_indices=IN_SLOTS),
         req_to_token_pool=SimpleNamespace(mamba_pool=made, get_speculative_mamba2_params_all_layers=lambda: cache),
     )
