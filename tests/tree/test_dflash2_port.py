@@ -19,14 +19,14 @@ LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 pytestmark = pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE} has its worker from its base's release")
 
 BLOCK, WINDOW, INTERVAL = 4, 8, 8
-ROUNDS = [
+ROUNDS: list[dict[str, Any]] = [
     {"name": f"window {window} host lengths {host}", "ask": "rounds", "window": window, "host_lengths": host}
     for window in (None, WINDOW)
     for host in (True, False)
 ]
 WITHOUT_HOST_LENGTHS = "window None host lengths False"
 BEFORE = [5, 7, 8, 12, 13, 15, 16, 23]
-TRACKED = [
+TRACKED: list[dict[str, Any]] = [
     {"name": f"tracked {accepted}", "ask": "tracked", "interval": INTERVAL, "before": BEFORE, "accepted": accepted}
     for accepted in ([3] * 8, [0] * 8, [3, 0, 2, 3, 1, 3, 3, 1])
 ]

@@ -31,7 +31,7 @@ def harness() -> ModuleType:
 
 
 @contextlib.contextmanager
-def reserving(worker: ModuleType) -> Iterator[Callable[[Any], None]]:
+def reserving() -> Iterator[Callable[[Any], None]]:
     """What the scheduler does to a batch that runs without host lengths: the real reservation, then no lengths."""
     from sglang.srt.speculative import dflash_info_v2  # type: ignore[import-not-found]
 
@@ -60,9 +60,9 @@ def rounds(window: int | None, host_lengths: bool) -> dict[str, Any]:
     lengths, over = [], []
     with contextlib.ExitStack() as stack:
         stack.enter_context(worker.surroundings(PAGE, window, BLOCK))
-        prepare = (lambda _batch: None) if host_lengths else stack.enter_context(reserving(worker))
+        prepare = (lambda _batch: None) if host_lengths else stack.enter_context(reserving())
         tested = worker.Harness(4, PAGE, window, BLOCK)
-        forward = tested.draft_model_forward = tested.worker.draft_model_runner.forward
+        forward = tested.worker.draft_model_runner.forward
 
         def noting(batch: Any) -> Any:
             over.append((batch.seq_lens_cpu - batch.seq_lens).tolist())
@@ -119,7 +119,7 @@ class Group:
 
 def synchronised(sites: str | None) -> list[list[int]]:
     """What a rank of two broadcasts when the worker's decisions pass through, with SGLANG_SPEC_TP_SYNC."""
-    from sglang.srt.speculative import dflash_worker_v2  # type: ignore[import-not-found]
+    from sglang.srt.speculative import dflash_worker_v2
 
     group = Group()
     with envs.SGLANG_SPEC_TP_SYNC.override(sites) if sites is not None else contextlib.nullcontext():
@@ -132,7 +132,7 @@ def synchronised(sites: str | None) -> list[list[int]]:
 
 def unwrapped() -> list[bool]:
     """Whether the worker finds the module behind a LoRA wrapper, and leaves others as they are."""
-    from sglang.srt.speculative import dflash_worker_v2  # type: ignore[import-not-found]
+    from sglang.srt.speculative import dflash_worker_v2
 
     plain = torch.nn.Linear(2, 2)
     wrapped = lora_layers.BaseLayerWithLoRA(plain, None)

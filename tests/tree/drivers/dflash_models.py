@@ -105,9 +105,7 @@ def selector(case: Case) -> dict[str, Any]:
     # Up to 0.5.19 a selector's sampler always samples.
     takes = inspect.signature(worker._SelectorDraftSampler).parameters
     sampling = {"sampling_enabled": True} if "sampling_enabled" in takes else {}
-    sampler = worker._SelectorDraftSampler(
-        draft_model=model, block_size=BLOCK, max_bs=batch, device="cpu", **sampling
-    )
+    sampler = worker._SelectorDraftSampler(draft_model=model, block_size=BLOCK, max_bs=batch, device="cpu", **sampling)
     sampler.greedy_mask.copy_(torch.tensor([True, False, True, False]))
     sampler.temperatures.copy_(torch.tensor([1.0, 0.7, 1.0, 1.3]))
     eager = SimpleNamespace(

@@ -45,7 +45,8 @@ class Request:
     @property
     def req_pool_idx(self) -> int | None:
         """Where an older pool looks for the row."""
-        return self.kv.req_pool_idx
+        row: int | None = self.kv.req_pool_idx
+        return row
 
     @req_pool_idx.setter
     def req_pool_idx(self, row: int) -> None:

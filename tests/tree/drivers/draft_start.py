@@ -6,7 +6,8 @@ A case has a ``name`` and is one of
   ``quantization`` (the flag); ``update`` (names that are loaded again afterwards, alone). Answer: ``error`` (text, or
   null); ``unfilled`` (parameters with an element that nothing wrote); ``shapes`` and ``digest`` of the parameters;
   ``updated`` (whether the update took, or its error).
-* a launch: ``launch`` (flags); ``draft`` and ``target`` (config.json); ``expected`` (the environment variable). Answer:
+* a launch: ``device``; ``launch`` (flags); ``draft`` and ``target`` (config.json); ``expected`` (the environment
+  variable). Answer:
   ``error``, and ``resolved``, the number of draft tokens.
 * a worker: ``built`` (the draft's class); ``selector`` (whether it has one); ``draft`` and ``target`` (numbers of their
   configs); ``expected``. Answer: ``error``.
@@ -31,9 +32,9 @@ from .answer import Case, answer
 
 port.lend()
 
-from sglang.srt.arg_groups.speculative_hook import _handle_dflash  # type: ignore[import-not-found]  # isort: skip
-from sglang.srt.models import dflash  # type: ignore[import-not-found]  # isort: skip
-from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # isort: skip
+from sglang.srt.arg_groups.speculative_hook import _handle_dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
+from sglang.srt.models import dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
+from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
 
 EXPECTED = "SGLANG_DFLASH_EXPECTED_ARCHITECTURE"
 
@@ -78,7 +79,7 @@ def launch(case: Case) -> dict[str, Any]:
             Path(folder, role, "config.json").write_text(json.dumps(case[role]), encoding="utf-8")
         server_args = port.record(
             model_path=f"{folder}/target",
-            device="xpu",
+            device=case["device"],
             speculative_algorithm="DFLASH",
             speculative_draft_model_path=f"{folder}/draft",
             **case["launch"],
