@@ -25,8 +25,9 @@ CHAIN, BRANCHES = 1, 4
 CASES: list[dict[str, Any]] = [
     {"name": "handover", "ask": "handover"},
     *({"name": f"pool {topk}", "ask": "pool", "topk": topk} for topk in (CHAIN, BRANCHES)),
-    {"name": "verify", "ask": "verify", "own_convolution": True},
-    {"name": "recurrence", "ask": "verify", "own_convolution": False},
+    {"name": "verify", "ask": "verify"},
+    {"name": "convolution", "ask": "verify", "recurrence": False},
+    {"name": "recurrence", "ask": "verify", "convolution": False},
     {"name": "short prefill", "ask": "extend", "lengths": [1, 2, 3], "cached": [0, 0, 1]},
     {"name": "prefill", "ask": "extend", "lengths": [5, 70, 64], "cached": [0, 64, 128]},
     {"name": "commit", "ask": "commit", "track": False},
@@ -63,7 +64,7 @@ def test_what_a_verification_leaves_lies_on_the_pools_device(ours: dict[str, Any
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("verify", marks=pytest.mark.patch("xpu-gdn-verify-conv.patch", "xpu-gdn-state-stride.patch")),
+        "verify",
         pytest.param("recurrence", marks=pytest.mark.patch("xpu-gdn-state-stride.patch")),
     ],
 )
@@ -76,8 +77,11 @@ def test_a_verification_is_that_of_the_model(ours: dict[str, Any], name: str) ->
     assert found["windows"] == 0
 
 
-@pytest.mark.parametrize("name", ["short prefill", "prefill"])
-def test_a_prefill_takes_the_same_convolution(ours: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("convolution", marks=pytest.mark.patch("xpu-gdn-verify-conv.patch")), "short prefill", "prefill"],
+)
+def test_verification_and_prefill_take_the_same_convolution(ours: dict[str, Any], name: str) -> None:
     found = ours[name]
     assert found["error"] is None
     assert found["mixed"] < 1e-5
@@ -99,7 +103,7 @@ STOPS = {
     "handover": ("mtp-platform-calls.patch", WITHOUT_CUDA),
     f"pool {CHAIN}": ("mamba-pool-device.patch", WITHOUT_CUDA),
     f"pool {BRANCHES}": ("mamba-pool-device.patch", WITHOUT_CUDA),
-    "verify": (
+    "convolution": (
         "xpu-gdn-verify-conv.patch",
         "TypeError: no_rollback() got an unexpected keyword argument 'intermediate_conv_window'",
     ),
