@@ -48,9 +48,7 @@ def judge(argv: Sequence[str], attributes: Sequence[str], variables: Sequence[st
         arguments = _resolve(argv)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "cures": _cures(argv)}
-    from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]
-
-    resolved = resolving_view(arguments)  # the settings as the scheduler reads them
+    resolved = _settings(arguments)
     actions = {option: action for action in _parser()._actions for option in action.option_strings}
     dests = {flag: actions[flag].dest for flag in _flags(argv)}
     return {
@@ -81,15 +79,23 @@ def _resolve(argv: Sequence[str]) -> Any:
     import torch  # type: ignore[import-not-found]
     from sglang.srt.server_args import prepare_server_args
 
-    arguments = prepare_server_args(list(argv))
+    arguments = prepare_server_args(list(argv))  # up to 0.5.18 it resolves them too
     try:
         # The parser has no choices for it, and a typo only fails when weights are placed.
         torch.device(arguments.device or "xpu")
     except RuntimeError:
         raise ValueError(f"--device {arguments.device}: expected a device that torch knows") from None
-    arguments.resolve_once()
+    if hasattr(arguments, "resolve_once"):
+        arguments.resolve_once()
     arguments.check_server_args()
     return arguments
+
+
+def _settings(arguments: Any) -> Any:
+    """The settings as the scheduler reads them: a view of the arguments, up to 0.5.18 the arguments themselves."""
+    from sglang.srt.arg_groups import overrides  # type: ignore[import-not-found]
+
+    return overrides.resolving_view(arguments) if hasattr(overrides, "resolving_view") else arguments
 
 
 def _cures(argv: Sequence[str]) -> list[str]:

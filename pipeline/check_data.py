@@ -3,16 +3,15 @@
 A line's features are also the table of its page: README.md for the main line, else ``manifests/<line>/README.md``.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Discriminator, Field, RootModel, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, RootModel, Tag, model_validator
 
 from pipeline.errors import CheckError
 from pipeline.files import PROJECT
-from pipeline.manifest import DEFAULT_LINE, Line, Strict, TreePath, read_yaml
+from pipeline.manifest import Line, Strict, TreePath, read_yaml
 
 CHECKS = Path(__file__).resolve().parent.parent / "checks"
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
@@ -156,13 +155,28 @@ class Mtp(Strict):
 
 
 class Quantization(Strict):
-    """``quantization.yaml``; that file explains the keys."""
+    """``checks/quantization.yaml``; that file explains the keys."""
 
     config: dict[str, Any]
-    scheme: str
     quantised: Annotated[tuple[str, ...], Field(min_length=1)]
-    refused: Annotated[tuple[Refused, ...], Field(min_length=1)]
     mtp: Mtp
+
+
+class LineQuantization(Strict):
+    """``quantization.yaml`` of a line: what becomes of the weights there."""
+
+    scheme: str | None = None
+    refused: tuple[Refused, ...] = ()
+    stops_with: str | None = None
+    """In the place of both: the error that ends the start, where the line cannot serve such weights."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "LineQuantization":
+        if self.scheme and self.refused and not self.stops_with:
+            return self
+        if self.stops_with and not self.scheme and not self.refused:
+            return self
+        raise ValueError("scheme with refused, or stops_with alone")
 
 
 def features(line: Line) -> Features:
@@ -185,23 +199,22 @@ def input_parts(line: Line, checks: Path = CHECKS) -> dict[str, Any]:
         "known_bad_environment": read_yaml(checks / "environment.yaml", KnownBadEnvironment),
         "quantization": read_yaml(checks / "quantization.yaml", Quantization),
     }
-    parts = {key: model.model_dump(mode="json", by_alias=True, exclude_none=True) for key, model in models.items()}
-    rows = [row.model_dump(mode="json", by_alias=True, exclude_none=True) for row in features(line).carried]
-    return {"features": rows, **parts}
+    parts = {key: _dumped(model) for key, model in models.items()}
+    parts["quantization"] |= _dumped(read_yaml(line.folder / "quantization.yaml", LineQuantization))
+    return {"features": [_dumped(row) for row in features(line).carried], **parts}
 
 
-def page(line: Line) -> Path:
-    """The page that holds the line's table."""
-    return (PROJECT if line.name == DEFAULT_LINE else line.folder) / "README.md"
+def _dumped(model: BaseModel) -> Any:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def updated_page(line: Line) -> str:
+def updated_page(line: Line, project: Path = PROJECT) -> str:
     """The line's page with the feature table in what stands between its two markers.
 
     Raises:
         CheckError: there is no page, or a marker is missing or stands twice.
     """
-    path = page(line)
+    path = project / line.page
     if not path.is_file():
         raise CheckError(str(path), expected="a page of the line", found="none", do=f"write one with {BEGIN} and {END}")
     text = path.read_text(encoding="utf-8")
@@ -209,8 +222,7 @@ def updated_page(line: Line) -> str:
         raise CheckError(str(path), expected=f"{BEGIN} and {END} once each, in this order", do="restore the markers")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    up = os.path.relpath(PROJECT, path.parent)
-    table = feature_table(features(line), "" if up == "." else f"{up}/")
+    table = feature_table(features(line), "../" * line.page.count("/"))
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 

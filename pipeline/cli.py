@@ -573,16 +573,16 @@ def patch_refresh(line_name: str) -> None:
 
 
 @patch.command("drop")
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True)
 @line_option
 @json_option
 @click.option("--why", required=True, help="The reason, for CHANGELOG.md beside the series.")
-def patch_drop(name: str, line_name: str, as_json: bool, why: str) -> None:
-    """Remove NAME from the series and write the reason down; prints the files that changed."""
+def patch_drop(names: tuple[str, ...], line_name: str, as_json: bool, why: str) -> None:
+    """Remove NAMES from the series and write the reason down; prints the files that changed."""
     from pipeline.worktree import Worktree
 
     with build_lock():
-        changed = Worktree(load_line(line_name)).drop(name, why)
+        changed = Worktree(load_line(line_name)).drop(names, why)
     _show_changed(line_name, changed, as_json)
 
 
@@ -776,10 +776,10 @@ def features(line_name: str, write: bool) -> None:
     The page is README.md for the main line, and manifests/<line>/README.md for another.
     """
     from pipeline import check_data
-    from pipeline.files import write_atomic
+    from pipeline.files import PROJECT, write_atomic
 
     line = load_line(line_name)
     if write:
-        write_atomic(check_data.page(line), check_data.updated_page(line).encode())
+        write_atomic(PROJECT / line.page, check_data.updated_page(line).encode())
     else:
         sys.stdout.write(check_data.feature_table(check_data.features(line)))

@@ -539,6 +539,16 @@ class Line(Strict):
     profiles: Profiles
     lock: Lock | None
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the line that commands take by default, and that README.md is about."""
+        return self.name == DEFAULT_LINE
+
+    @property
+    def page(self) -> str:
+        """The page about the line, below the project."""
+        return "README.md" if self.is_main else f"{MANIFESTS.name}/{self.name}/README.md"
+
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -11,6 +11,12 @@ from pipeline.upstream_changes import UpstreamChanges
 
 HISTORY = load_line("qwen3.8-27b-20260819")
 TREES = {"0.5.18": (HISTORY, "sglang"), "0.5.19": (HISTORY, "dflash2"), "0.5.23": (load_line(DEFAULT_LINE), "sglang")}
+DFLASH2 = (
+    "sglang/srt/models/dflash.py",
+    "sglang/srt/speculative/dflash_worker_v2.py",
+    "sglang/srt/speculative/dflash_utils.py",
+    "sglang/kernels/ops/speculative/dflash.py",
+)
 DROPPED_ALIAS = "--speculative-dflash-draft-window-size"
 
 
@@ -55,9 +61,9 @@ def test_flags_that_0_5_23_dropped_are_found_and_marked(onto_23: UpstreamChanges
 
 def test_dflash2_files_of_0_5_23_are_other_ones(onto_23: UpstreamChanges) -> None:
     found = {change.path: change for change in onto_23.files}
-    assert {found[path].status for path in upstream_changes.second_source(HISTORY)} == {"changed"}
+    assert {found[path].status for path in DFLASH2} == {"changed"}
     assert found["sglang/kernels/ops/speculative/fused_kv_materialize.py"].status == "same"
-    assert found["sglang/srt/speculative/spec_tp_sync.py"].status == "new"
+    assert found["sglang/srt/speculative/draft_parallel.py"].status == "new"
 
 
 def test_variable_of_the_tp_sync_came_with_0_5_19() -> None:

@@ -183,30 +183,31 @@ def page_of(folder: Path, text: str) -> Line:
 
 def test_page_is_updated_between_the_markers_only(tmp_path: Path) -> None:
     line = page_of(tmp_path, f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    once = check_data.updated_page(line)
+    once = check_data.updated_page(line, tmp_path)
     assert once.startswith(f"before\n{BEGIN}\n| Feature |")
     assert once.endswith(f"|\n{END}\nafter\n")
+    assert "[tree: a](../../tests/tree/test_a.py)" in once
     assert "old" not in once
-    check_data.page(line).write_text(once)
-    assert check_data.updated_page(line) == once
+    (tmp_path / line.page).write_text(once)
+    assert check_data.updated_page(line, tmp_path) == once
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
 def test_page_without_its_markers(tmp_path: Path, text: str) -> None:
     with pytest.raises(CheckError, match=r"README\.md"):
-        check_data.updated_page(page_of(tmp_path, text))
+        check_data.updated_page(page_of(tmp_path, text), tmp_path)
 
 
 def test_line_without_a_page(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match="a page of the line"):
-        check_data.updated_page(make_line(tmp_path))
+        check_data.updated_page(make_line(tmp_path), tmp_path)
 
 
 def test_each_line_has_a_page_of_its_own_and_links_from_it_arrive() -> None:
-    assert check_data.page(LINES[DEFAULT_LINE]) == PROJECT / "README.md"
-    for name, line in LINES.items():
-        page = check_data.page(line)
-        assert name == DEFAULT_LINE or page == line.folder / "README.md"
+    assert LINES[DEFAULT_LINE].page == "README.md"
+    for line in LINES.values():
+        page = PROJECT / line.page
+        assert line.is_main or page == line.folder / "README.md"
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
@@ -220,13 +221,16 @@ def test_each_line_has_a_page_of_its_own_and_links_from_it_arrive() -> None:
         ("features.yaml", "- {title: T, origin: upstream 1, not_carried: w, file: a.py}", "file"),
         ("leftovers.yaml", "{paths: [], content: [{pattern: '(', reason: r}]}", "a regular expression"),
         ("environment.yaml", "- {name: A}", "reason"),
+        ("quantization.yaml", "{scheme: A}", "scheme with refused, or stops_with alone"),
+        ("quantization.yaml", "{scheme: A, refused: [], stops_with: B}", "scheme with refused, or stops_with alone"),
     ],
 )
 def test_malformed_data_is_one_line(tmp_path: Path, file: str, text: str, problem: str) -> None:
     line = make_line(tmp_path)
     data = {name: (CHECKS / name).read_bytes() for name in ("leftovers.yaml", "environment.yaml", "quantization.yaml")}
-    write_files(tmp_path, {**data, "manifests/small/features.yaml": "[]"})
-    (line.folder if file == "features.yaml" else tmp_path).joinpath(file).write_text(text)
+    write_files(tmp_path, data)
+    write_files(line.folder, {"features.yaml": "[]", "quantization.yaml": "stops_with: E"})
+    (line.folder if file in ("features.yaml", "quantization.yaml") else tmp_path).joinpath(file).write_text(text)
     with pytest.raises(ManifestError) as caught:
         check_data.input_parts(line, tmp_path)
     assert file in caught.value.line()
@@ -246,5 +250,6 @@ def test_title_that_is_carried_and_is_not() -> None:
 def test_check_is_given_only_what_is_carried(tmp_path: Path) -> None:
     line = make_line(tmp_path)
     rows = "- {id: a, title: T, why: w, origin: upstream 1, file: a.py, find: [a]}\n"
-    write_files(line.folder, {"features.yaml": f"{rows}- {{title: N, origin: upstream 2, not_carried: w}}\n"})
+    rows += "- {title: N, origin: upstream 2, not_carried: w}\n"
+    write_files(line.folder, {"features.yaml": rows, "quantization.yaml": "stops_with: E"})
     assert [row["id"] for row in check_data.input_parts(line)["features"]] == ["a"]

@@ -1,4 +1,4 @@
-"""The real image of the main line, built (or taken from the cache) and loaded into an engine once per run."""
+"""The real image of each line, built (or taken from the cache) and loaded into an engine once per run."""
 
 import contextlib
 import dataclasses
@@ -103,7 +103,7 @@ def e2e(request: pytest.FixtureRequest) -> Iterator[Future[tuple[tree_tests.Case
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[Real]:
-    """The line's image in an engine; an engine that this fixture started is stopped at the end."""
+    """The main line's image in an engine; an engine that this fixture started is stopped at the end."""
     line = load_line(DEFAULT_LINE)
     with build_lock():
         stages.require_space(line)
@@ -124,3 +124,20 @@ def real() -> Iterator[Real]:
 def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
     """The verdict of all checks on the sound image."""
     return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
+
+
+@pytest.fixture(scope="session")
+def other(real: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
+    """The image of the line that the test names, in the same engine beside the main line's, and gone at the end.
+
+    Not loaded as a command would: that leaves one line's images in the engine, and tests wait for the main line's.
+    """
+    line = load_line(request.param)
+    stages.require_space(line)
+    composed = stages.compose_tree(line)
+    base = stages.get_base(line)
+    image = stages.build_image(line, composed, base)
+    own = dataclasses.replace(real.engine, owner=f"{real.engine.owner}-{line.name}")
+    stages.load(own, image, base)
+    yield Real(line, composed, base, image, own)
+    own.remove_ours()

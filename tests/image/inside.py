@@ -1,13 +1,11 @@
-"""What the tiers of the real image share: the tree that the line began with, runs, and the verdict on a module."""
+"""What the tiers of the real image share: the tree before patches, runs, and the verdict on a module."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import container, pins, tree_tests
+from pipeline import container, tree_tests
 from pipeline.errors import EngineError
-from pipeline.files import BUILD
-from pipeline.manifest import SourceLayer
 from pipeline.oci import LayerEntry
 from pipeline.store import Engine
 from pipeline.tree_tests import Case, Outcome
@@ -17,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def unpatched(real: "Real") -> Mapping[str, bytes]:
-    """Files of the pinned SGLang before the first patch."""
-    first = real.line.release.layers[0]
-    assert isinstance(first, SourceLayer)
-    python = real.line.release.base.python_tag
-    return pins.read(real.line.release.pins[first.source], python, BUILD / "cache").files
+    """What the line's sources brought, before overlays and patches."""
+    composed = real.composed
+    from_sources = [path for path, entry in composed.record.files.items() if entry.origin.startswith("source:")]
+    return {path: composed.upstream.get(path, composed.files[path]) for path in from_sources}
 
 
 def run(

@@ -1,4 +1,4 @@
-"""The tests of the patched tree (``tests/tree``), run inside the real image: one environment, one lock."""
+"""The tests of the patched tree (``tests/tree``), all of them, run inside the main line's image."""
 
 import pytest
 

@@ -8,6 +8,7 @@ from dflash_checkpoints import (  # type: ignore[import-not-found]  # these two 
     CLASSIC,
     HIDDEN,
     LAYERS,
+    LINE,
     VOCABULARY,
     config,
 )
@@ -16,6 +17,8 @@ from mtp_checkpoints import CONFIG as MTP_CONFIG  # type: ignore[import-not-foun
 DFLASH2 = "DFlash2DraftModel"
 WINDOW = 2048
 TARGET = {**MTP_CONFIG, "hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+DEVICE = "xpu" if LINE == "qwen3.8-27b" else "cuda"
+"""One that the line's unpatched tree accepts for DFLASH: the guard asks no device."""
 FLAGS = {"speculative_num_draft_tokens": 8, "speculative_draft_window_size": WINDOW}
 
 
@@ -28,6 +31,7 @@ def launch(name: str, draft_config: dict[str, Any], expected: str | None = DFLAS
     """Arguments are resolved for this draft and target; ``expected`` is the environment variable."""
     return {
         "name": f"launch {name}",
+        "device": DEVICE,
         "launch": {**FLAGS, **flags},
         "draft": draft_config,
         "target": TARGET,

@@ -6,6 +6,7 @@ The real ``_handle_dflash`` reads config folders; the real ``DFlashWorkerV2.__in
 from __future__ import annotations
 
 import ast
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 oracle = pytest.mark.patch("dflash2-launch-guard.patch")
+LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
+LATER = {"DFlash2BeamDraftModel", "MiniMaxDFlash2DraftModel"}
+"""Subclasses that 0.5.19 does not have; a checkpoint may declare them all the same."""
 
 
 @pytest.fixture(scope="module")
@@ -63,4 +67,5 @@ def test_the_names_are_dflash2_and_its_subclasses(composed: Tree, ours: dict[str
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "DFLASH2_ARCHITECTURES"
     ]
     assert names[0] == "DFlash2DraftModel"
-    assert set(names) == set(ours["facts"]["subclasses"])
+    absent = set() if LINE == "qwen3.8-27b" else LATER
+    assert set(names) - absent == set(ours["facts"]["subclasses"])

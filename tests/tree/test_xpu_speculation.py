@@ -3,11 +3,15 @@
 The real XPUAttentionBackend prepares its metadata, eager and for graphs (its fill kernel runs in Triton's interpreter);
 the attention kernel is a stand-in in FP64 that computes what its arguments mean. The driver's reference goes token by
 token through the cache slots and knows neither pages nor batches.
+
+Upstream of the history line refuses graphs of speculative decoding and has no draft steps (test_xpu_draft_steps.py).
+What is compared with upstream elsewhere is compared there with ours, switched off, or stands alone.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +23,12 @@ verify_rows = pytest.mark.patch("xpu-verify-rows.patch")
 page_room = pytest.mark.patch("xpu-graph-page-room.patch")
 graph_modes = pytest.mark.patch("xpu-graph-modes.patch")
 linear_drafts = pytest.mark.patch("xpu-linear-drafts.patch")
+
+NO_GRAPHS_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
+needs_graphs_upstream = pytest.mark.skipif(
+    NO_GRAPHS_UPSTREAM, reason="this line's upstream refuses graphs of speculative decoding"
+)
+NO_GRAPHS = "XPUAttentionBackend does not support speculative decoding in XPU graph"
 
 # FP64 of two orders of summation; a wrong key, length or page changes outputs by hundredths.
 EXACT = 1e-12
@@ -57,6 +67,10 @@ def left_alone(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "kind": "metadata", "switch": True, "lens": LENS[:4], "tokens": 4, **fields}
 
 
+def switched_off(case: dict[str, Any]) -> dict[str, Any]:
+    return {**case, "name": f"{case['name']}, switched off", "switch": False}
+
+
 # What is no linear verification on the target's runner.
 LEFT_ALONE = [
     left_alone("draft block of DFLASH", spec="dflash draft block", runner=DRAFT_RUNNER),
@@ -70,7 +84,8 @@ LEFT_ALONE = [
     left_alone("DFLASH with lengths of its own", spec="dflash ragged"),
     left_alone("MLA", spec="eagle", runner={"mla": True}),
     left_alone("MLA in a graph", spec="eagle", runner={"mla": True}, graph=1),
-    left_alone("encoder-decoder", spec="eagle", runner={"is_encoder_decoder": True}, encoder=[5, 6, 7, 8]),
+    # 0.5.18 takes one request at a time for these models.
+    left_alone("encoder-decoder", spec="eagle", runner={"is_encoder_decoder": True}, encoder=[5], lens=LENS[:1]),
 ]
 SWITCHED_OFF = [
     {**left_alone(f"switched off: {spec}{' in a graph' if graph else ''}", spec=spec, graph=graph), "switch": False}
@@ -125,7 +140,8 @@ def graph(name: str, steps: list[dict[str, Any]], **fields: Any) -> dict[str, An
 
 
 OURS_ONLY = [graph(name, **fields) for name, fields in GRAPHS.items()] + [
-    graph("full, in rows", [{**each, "attend": not each.get("capture")} for each in FULL], switch=True)
+    graph("full, in rows", [{**each, "attend": not each.get("capture")} for each in FULL], switch=True),
+    *(switched_off(case) for case in LEFT_ALONE if NO_GRAPHS_UPSTREAM and case.get("graph")),
 ]
 BOTH = [
     graph("full", FULL),
@@ -228,7 +244,8 @@ def test_upstream_and_the_switch_off_send_one_call_of_several_queries(
 def test_what_is_no_linear_verification_is_left_alone(
     ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
 ) -> None:
-    assert ours[case["name"]] == theirs[case["name"]]
+    refused = NO_GRAPHS_UPSTREAM and case.get("graph")
+    assert ours[case["name"]] == (ours[switched_off(case)["name"]] if refused else theirs[case["name"]])
     assert ours[case["name"]]["queries"] == case["tokens"]
 
 
@@ -237,7 +254,11 @@ def test_what_is_no_linear_verification_is_left_alone(
 def test_switched_off_all_metadata_is_upstreams(
     ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any]
 ) -> None:
-    assert ours[case["name"]] == theirs[case["name"]]
+    if theirs[case["name"]] == {"error": NO_GRAPHS}:
+        assert NO_GRAPHS_UPSTREAM
+        assert (ours[case["name"]]["queries"], ours[case["name"]]["rows"]) == (case["tokens"], len(case["lens"]))
+    else:
+        assert ours[case["name"]] == theirs[case["name"]]
 
 
 @verify_rows
@@ -269,7 +290,7 @@ def test_only_the_xpu_backend_knows_of_rows(composed: Tree) -> None:
     }
     assert "SGLANG_XPU_VERIFY_SINGLE_QUERY_ROWS = EnvBool(False)" in sources["environ.py"]
     importers = [name for name, text in sources.items() if "attention.xpu_backend import" in text]
-    assert len(importers) == 3
+    assert {"layers/attention/attention_registry.py", "speculative/draft_utils.py"} <= set(importers)
     for name in importers:
         assert "attention.xpu_backend import" not in "".join(at_import(ast.parse(sources[name])))
 
@@ -329,7 +350,10 @@ def test_decode_after_verify_keeps_its_ramp(ours: dict[str, Any]) -> None:
 
 @graph_modes
 def test_upstream_decodes_on_the_ramp_of_verify(theirs: dict[str, Any]) -> None:
-    assert theirs["decode after verify"][3]["cu_seqlens_q"] == [0, 8, 16, 24, 32]
+    if NO_GRAPHS_UPSTREAM:
+        assert theirs["decode after verify"][2] == {"error": NO_GRAPHS}
+    else:
+        assert theirs["decode after verify"][3]["cu_seqlens_q"] == [0, 8, 16, 24, 32]
 
 
 @graph_modes
@@ -339,7 +363,10 @@ def test_a_mode_that_was_not_captured_is_no_other_modes(ours: dict[str, Any]) ->
 
 @graph_modes
 def test_upstream_replays_it_on_the_metadata_of_verify(theirs: dict[str, Any]) -> None:
-    assert theirs["uncaptured"][1] == {"uncaptured": None}
+    if NO_GRAPHS_UPSTREAM:
+        assert theirs["uncaptured"][0] == {"error": NO_GRAPHS}
+    else:
+        assert theirs["uncaptured"][1] == {"uncaptured": None}
 
 
 @graph_modes
@@ -349,6 +376,7 @@ def test_idle_replays_decode(ours: dict[str, Any], theirs: dict[str, Any]) -> No
 
 
 @graph_modes
+@needs_graphs_upstream
 @pytest.mark.parametrize("name", ["verify only", "draft extend only"])
 def test_one_mode_alone_is_as_upstream(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> None:
     for our, their in zip(ours[name], theirs[name], strict=True):
@@ -368,6 +396,7 @@ def test_draft_tokens_behind_a_full_context_have_a_page(ours: dict[str, Any], na
 
 
 @page_room
+@needs_graphs_upstream
 def test_upstream_writes_them_into_another_row(theirs: dict[str, Any]) -> None:
     assert [measured["columns missing"] for measured in theirs["full"]] == [0, 1, 1]
     assert theirs["full"][1]["rows of others written"] == 1
@@ -414,6 +443,7 @@ def test_a_draft_tree_is_refused_before_anything_is_made(ours: dict[str, Any]) -
 
 
 @linear_drafts
+@needs_graphs_upstream
 def test_upstream_captures_a_draft_tree_without_its_branches(theirs: dict[str, Any]) -> None:
     assert theirs["topk 4"]["error"] is None
     assert theirs["topk 4"]["branches prepared"] == [False, False]
@@ -421,5 +451,6 @@ def test_upstream_captures_a_draft_tree_without_its_branches(theirs: dict[str, A
 
 @linear_drafts
 def test_a_chain_drafts_as_upstream(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert ours["topk 1"] == theirs["topk 1"]
+    if not NO_GRAPHS_UPSTREAM:
+        assert ours["topk 1"] == theirs["topk 1"]
     assert ours["topk 1"]["cache_seqlens"] == [[71, 10], [72, 11]]

@@ -7,6 +7,7 @@ they are written, and a compiler is not in the image.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import multiprocessing
 import os
 import tempfile
@@ -24,9 +25,13 @@ from sglang.srt.distributed import parallel_state  # type: ignore[import-not-fou
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore[import-not-found]
 from sglang.srt.models import dflash  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_parallel  # type: ignore[import-not-found]
-from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]
 
+from . import port
 from .answer import Case, answer
+
+port.lend()
+
+from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # noqa: E402
 
 BLOCK, TOP_K, RANK, VOCAB, HIDDEN = 8, 16, 32, 256, 24
 STEPS = ("_score_edges", "_follow_maps", "selector_walk_triton", "selector_propose_triton")
@@ -72,17 +77,22 @@ def recorded(steps: list[str]) -> Iterator[None]:
             setattr(dflash, step, function)
 
 
+def ranking(head: Any, **more: Any) -> SimpleNamespace:
+    """A draft model's real candidates over a head."""
+    config = SimpleNamespace(output_multiplier=1.0, final_logit_softcapping=None)
+    model = SimpleNamespace(lm_head=head, draft_config=config, **more)
+    for method in ("compute_candidates", "_transform_unary_logits"):
+        setattr(model, method, MethodType(getattr(dflash.DFlash2DraftModel, method), model))
+    return model
+
+
 def draft(random: torch.Generator) -> SimpleNamespace:
     """What the worker asks of a draft model: the real selector and the real candidates over a small head."""
     selector = dflash.CandidateSelector(hidden_size=HIDDEN, vocab_size=VOCAB, state_rank=RANK, top_k=TOP_K)
     for parameter in selector.parameters():
         parameter.data = torch.randn(parameter.shape, generator=random) * 0.5
     head = SimpleNamespace(weight=torch.randn(VOCAB, HIDDEN, generator=random), org_vocab_size=VOCAB)
-    config = SimpleNamespace(output_multiplier=1.0, final_logit_softcapping=None)
-    model = SimpleNamespace(candidate_selector=selector, lm_head=head, draft_config=config)
-    for method in ("compute_candidates", "_transform_unary_logits"):
-        setattr(model, method, MethodType(getattr(dflash.DFlash2DraftModel, method), model))
-    return model
+    return ranking(head, candidate_selector=selector)
 
 
 def selector(case: Case) -> dict[str, Any]:
@@ -92,9 +102,10 @@ def selector(case: Case) -> dict[str, Any]:
     model = draft(random)
     hidden = torch.randn(batch * BLOCK, HIDDEN, generator=random).as_subclass(kind)
     tokens = torch.randint(VOCAB, (batch * BLOCK,), generator=random)
-    sampler = worker._SelectorDraftSampler(
-        draft_model=model, block_size=BLOCK, max_bs=batch, device="cpu", sampling_enabled=True
-    )
+    # Up to 0.5.19 a selector's sampler always samples.
+    takes = inspect.signature(worker._SelectorDraftSampler).parameters
+    sampling = {"sampling_enabled": True} if "sampling_enabled" in takes else {}
+    sampler = worker._SelectorDraftSampler(draft_model=model, block_size=BLOCK, max_bs=batch, device="cpu", **sampling)
     sampler.greedy_mask.copy_(torch.tensor([True, False, True, False]))
     sampler.temperatures.copy_(torch.tensor([1.0, 0.7, 1.0, 1.3]))
     eager = SimpleNamespace(
@@ -222,17 +233,18 @@ def rank_candidates(rank: int, case: Case, folder: str) -> None:
         world_size=ranks, rank=rank, distributed_init_method=f"file://{folder}/store", backend="gloo"
     )
     group = parallel_state.init_model_parallel_group([list(range(ranks))], rank, "gloo", group_name="tp")
-    get_parallel().override_permanently(tp_size=ranks, tp_rank=rank, tp_group=group)
-    head = ParallelLMHead(vocab, HIDDEN, params_dtype=torch.float32)
-    weight, hidden = head_and_hidden(case)
-    head.weight_loader(head.weight, weight)
-    if case["fault"] == "local ids":
-        head.shard_indices = SimpleNamespace(
-            org_vocab_start_index=0, num_org_elements=head.shard_indices.num_org_elements
-        )
-    with torch.no_grad():
-        ids, values, _ = dflash.candidate_topk(hidden, head, TOP_K)
-    torch.save((ids, values), Path(folder, str(rank)))
+    parallel_state._TP = group  # where up to 0.5.19 an all-gather looks for it
+    with get_parallel().override(tp_size=ranks, tp_rank=rank, tp_group=group), torch.no_grad():
+        head = ParallelLMHead(vocab, HIDDEN, params_dtype=torch.float32)
+        weight, hidden = head_and_hidden(case)
+        head.weight_loader(head.weight, weight)
+        if case["fault"] == "local ids":
+            head.shard_indices = SimpleNamespace(
+                org_vocab_start_index=0, num_org_elements=head.shard_indices.num_org_elements
+            )
+        model = ranking(head, candidate_selector=SimpleNamespace(top_k=TOP_K))
+        answers = model.compute_candidates(hidden)
+    torch.save(answers, Path(folder, str(rank)))
 
 
 def head_and_hidden(case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,11 +16,15 @@ from unittest import mock
 import sglang.srt.speculative.dflash_worker_v2 as worker_module  # type: ignore[import-not-found]
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.managers.schedule_batch import Req, ReqKvInfo  # type: ignore[import-not-found]
-from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # type: ignore[import-not-found]
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput  # type: ignore[import-not-found]
+
+try:
+    from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # type: ignore[import-not-found]
+except ImportError:  # up to 0.5.19: no plans, slots are handed over as they are, and a request holds its own row
+    KVIndexTranslator = None
 
 CONTEXT, VOCABULARY, HIDDEN, NOISE = 96, 16, 2, -1.0
 FIRST_TARGET_SLOT = 1000  # past every draft row of a ring, so that a mix-up is an index error
@@ -34,9 +38,19 @@ class Request:
         self.number = number
         self.length = length  # tokens to prefill, then tokens committed
         self.done = 0  # tokens that prefill has seen
-        self.kv = ReqKvInfo()
+        self.kv = ReqKvInfo() if KVIndexTranslator else SimpleNamespace(kv_allocated_len=0, req_pool_idx=None)
         self.decoding = False
         self.decoded = False  # at least once, so that the worker has had its say about the prefix
+
+    @property
+    def req_pool_idx(self) -> int | None:
+        """Where an older pool looks for the row."""
+        row: int | None = self.kv.req_pool_idx
+        return row
+
+    @req_pool_idx.setter
+    def req_pool_idx(self, row: int) -> None:
+        self.kv.req_pool_idx = row
 
     def prefix_limit(self) -> int:
         """The tree's own bound on a cache hit."""
@@ -107,8 +121,8 @@ class Harness:
         self.batch: list[Request] = []
         self.worker = self._worker()
 
-    def translator(self, table: torch.Tensor) -> KVIndexTranslator:
-        return KVIndexTranslator(
+    def translator(self, table: torch.Tensor) -> Any:
+        return KVIndexTranslator and KVIndexTranslator(
             req_to_token=table,
             token_to_kv_pool_allocator=None,
             token_to_kv_pool=self.kv,
@@ -187,6 +201,10 @@ class Harness:
             hidden_of(request.number, range(prefix, prefix + extend))
             for request, prefix, extend in zip(self.batch, batch.prefix_lens, batch.extend_lens, strict=True)
         ]
+        next_tokens = torch.ones(len(self.batch), dtype=torch.int64)
+        if not KVIndexTranslator:
+            logits = SimpleNamespace(hidden_states=torch.cat(hidden))
+            return SimpleNamespace(logits_output=logits, next_token_ids=next_tokens)
         # A padding row at the end, as rounding to the tensor-parallel size leaves.
         logits = SimpleNamespace(hidden_states=torch.cat([*hidden, torch.full((1, HIDDEN), -7.0)]))
         plan = self.worker.model_runner.kv_index_translator.plan(
@@ -195,9 +213,7 @@ class Harness:
             seq_lens_cpu=None,
             write_virtual=batch.out_cache_loc,
         )
-        return SimpleNamespace(
-            kv_loc_plan=plan, logits_output=logits, next_token_ids=torch.ones(len(self.batch), dtype=torch.int64)
-        )
+        return SimpleNamespace(kv_loc_plan=plan, logits_output=logits, next_token_ids=next_tokens)
 
     def verify(self, verify_input: Any) -> Any:
         """Accept exactly the wanted number of drafts, then differ."""
@@ -281,7 +297,10 @@ class Harness:
             request.kv.kv_allocated_len = request.done
             request.decoding = request.done == request.length
 
-    def decode(self, requests: list[Request], wanted: list[int]) -> None:
+    def decode(
+        self, requests: list[Request], wanted: list[int], prepare: Callable[[Any], None] = lambda _batch: None
+    ) -> None:
+        """One step; ``prepare`` gets the batch before the worker does."""
         self.wanted = wanted
         lengths = torch.tensor([request.length for request in requests])
         batch = SimpleNamespace(
@@ -295,6 +314,7 @@ class Harness:
                 bonus_tokens=torch.ones(len(requests), dtype=torch.int64), new_seq_lens=lengths
             ),
         )
+        prepare(batch)
         result = self.worker.forward_batch_generation(batch)
         assert result.accept_lens.tolist() == [accepted + 1 for accepted in wanted]
         for request, length in zip(requests, result.new_seq_lens.tolist(), strict=True):
@@ -315,12 +335,13 @@ def prepare_for_verify(self: Any, *_: Any, **__: Any) -> tuple[Any, None]:
 @contextlib.contextmanager
 def surroundings(page: int, window: int | None, block: int) -> Iterator[None]:
     """The server's configuration, and stand-ins for what a CPU lacks."""
+    dp = {"attn_dp_enabled": False} if KVIndexTranslator else {}
     with (
         get_context().override_server_args(
             page_size=page, speculative_draft_window_size=window, speculative_num_draft_tokens=block
         ),
-        get_parallel().override(tp_size=1, attn_dcp_size=1, attn_dcp_rank=0, attn_dp_enabled=False),
-        mock.patch.object(worker_module, "draft_tp_context", return_value=contextlib.nullcontext()),
+        get_parallel().override(tp_size=1, attn_dcp_size=1, attn_dcp_rank=0, **dp),
+        mock.patch.object(worker_module, "draft_tp_context", return_value=contextlib.nullcontext(), create=True),
         mock.patch.object(worker_module, "assign_extend_cache_locs_func", target_slots),
         mock.patch.object(DFlashVerifyInput, "prepare_for_verify", prepare_for_verify),
         mock.patch.object(torch.Tensor, "record_stream"),  # a CPU tensor has none

@@ -6,7 +6,8 @@ A case has a ``name`` and is one of
   ``quantization`` (the flag); ``update`` (names that are loaded again afterwards, alone). Answer: ``error`` (text, or
   null); ``unfilled`` (parameters with an element that nothing wrote); ``shapes`` and ``digest`` of the parameters;
   ``updated`` (whether the update took, or its error).
-* a launch: ``launch`` (flags); ``draft`` and ``target`` (config.json); ``expected`` (the environment variable). Answer:
+* a launch: ``device``; ``launch`` (flags); ``draft`` and ``target`` (config.json); ``expected`` (the environment
+  variable). Answer:
   ``error``, and ``resolved``, the number of draft tokens.
 * a worker: ``built`` (the draft's class); ``selector`` (whether it has one); ``draft`` and ``target`` (numbers of their
   configs); ``expected``. Answer: ``error``.
@@ -26,13 +27,14 @@ from unittest import mock
 
 import torch  # type: ignore[import-not-found]  # in the base image only
 
-from . import loading
+from . import loading, port
 from .answer import Case, answer
 
-from sglang.srt.arg_groups.speculative_hook import _handle_dflash  # type: ignore[import-not-found]  # isort: skip
-from sglang.srt.models import dflash  # type: ignore[import-not-found]  # isort: skip
-from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found]  # isort: skip
-from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # isort: skip
+port.lend()
+
+from sglang.srt.arg_groups.speculative_hook import _handle_dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
+from sglang.srt.models import dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
+from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
 
 EXPECTED = "SGLANG_DFLASH_EXPECTED_ARCHITECTURE"
 
@@ -75,9 +77,9 @@ def launch(case: Case) -> dict[str, Any]:
         for role in ("draft", "target"):
             Path(folder, role).mkdir()
             Path(folder, role, "config.json").write_text(json.dumps(case[role]), encoding="utf-8")
-        server_args = ServerArgs(
+        server_args = port.record(
             model_path=f"{folder}/target",
-            device="xpu",
+            device=case["device"],
             speculative_algorithm="DFLASH",
             speculative_draft_model_path=f"{folder}/draft",
             **case["launch"],
@@ -96,7 +98,7 @@ class Used(Exception):
 class Draft:
     """A draft as far as the worker looks at it first."""
 
-    lilicorr = property(mock.Mock(side_effect=Used))
+    lilicorr = set_block_size = property(mock.Mock(side_effect=Used))
 
     def __init__(self, config: dict[str, int], *, selector: bool) -> None:
         self.config = SimpleNamespace(**config)
@@ -111,11 +113,12 @@ def hand_over(case: Case) -> dict[str, Any]:
     around = ("draft_pp_context", "draft_tp_context", "resolve_draft_parallel_layout", "model_draft_parallel_spec")
     with contextlib.ExitStack() as stack:
         stack.enter_context(loading.one_rank())
-        for name in (*around, "SpecTpSync", "get_dp_tp_group"):
-            stack.enter_context(mock.patch.object(worker, name, mock.MagicMock()))
+        for name in (*around, "SpecTpSync", "get_dp_tp_group", "get_tp_group", "replace"):
+            stack.enter_context(mock.patch.object(worker, name, mock.MagicMock(), create=True))
+        stack.enter_context(mock.patch.object(worker, "parse_dflash_draft_config"))
         stack.enter_context(mock.patch.object(worker, "build_draft_tp_worker", return_value=bundle))
         try:
-            worker.DFlashWorkerV2(mock.MagicMock(), 0, 0, mock.MagicMock(model_runner=runner, device="cpu"))
+            worker.DFlashWorkerV2(**port.for_worker(mock.MagicMock(model_runner=runner, device="cpu")))
         except ValueError as error:
             return {"error": str(error)}
         except Used:

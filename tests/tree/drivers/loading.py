@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ import torch  # type: ignore[import-not-found]  # in the base image only
 from safetensors.torch import save_file  # type: ignore[import-not-found]
 from sglang.srt.configs.load_config import LoadConfig  # type: ignore[import-not-found]
 from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
+from sglang.srt.distributed import parallel_state  # type: ignore[import-not-found]
 from sglang.srt.layers.quantization.compressed_tensors import (  # type: ignore[import-not-found]
     compressed_tensors,
 )
@@ -32,7 +34,8 @@ from sglang.srt.model_executor.model_runner_components import load_model_utils  
 from sglang.srt.model_loader import loader  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
 
-RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "moe_tp_rank", "moe_ep_rank", "moe_dp_rank")
+GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "moe_tp", "moe_ep", "moe_dp")
+ALONE = {f"{group}_{what}": number for group in GROUPS for what, number in (("rank", 0), ("size", 1))}
 SENTINEL = -77
 """What an integer parameter holds until something is loaded into it; a floating-point one holds NaN."""
 
@@ -76,11 +79,19 @@ def one_rank() -> Iterator[None]:
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
     with (
         get_context().override_server_args(device="cpu"),
-        get_parallel().override(pp_group=group, **dict.fromkeys(RANKS, 0)),
+        get_parallel().override(pp_group=group, **ALONE),
+        mock.patch.multiple(parallel_state, _PP=group, _MOE_DP=group),  # where models up to 0.5.19 look for them
         mock.patch.object(rotary, "_is_xpu", True),  # another device would import its rotary kernel
-        mock.patch.object(compressed_tensors, "_is_xpu", True),
+        four_bits(),
     ):
         yield
+
+
+def four_bits() -> Any:
+    """XPU's branch of compressed-tensors; up to 0.5.18 there is none, and the scheme is built as for CUDA."""
+    if hasattr(compressed_tensors, "_is_xpu"):
+        return mock.patch.object(compressed_tensors, "_is_xpu", True)
+    return mock.patch.object(compressed_tensors.CompressedTensorsConfig, "_check_scheme_supported")
 
 
 def load(
@@ -97,6 +108,9 @@ def load(
         model = build(*args)
         for param in model.parameters():
             param.data.fill_(float("nan") if param.is_floating_point() else SENTINEL)
+        for module in model.modules():
+            if method := getattr(module, "quant_method", None):
+                method.process_weights_after_loading = lambda _layer: None
         result.models.append(model)
         return model
 
@@ -104,11 +118,14 @@ def load(
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(loader, "_initialize_model", build_untouched),
-        mock.patch.object(loader.DefaultModelLoader, "postprocess_weights"),
     ):
         checkpoint(folder, config, tensors)
+        start = load_model_utils.load_model_with_memory_saver
+        takes = inspect.signature(start).parameters
+        more = {"server_args": get_context().server_args} if "server_args" in takes else {}
         try:
-            load_model_utils.load_model_with_memory_saver(
+            start(
+                **more,
                 model_config=ModelConfig(folder, is_draft_model=True, dtype="bfloat16", quantization=quantization),
                 load_config=LoadConfig(load_format=load_format),
                 device="cpu",
