@@ -6,6 +6,7 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.hunk_match import SHOWN
 from pipeline.rebase_page import place, verdict
 from pipeline.rebase_report import HunkStatus, HunkVerdict, OverlayStatus, PatchVerdict, RebaseReport
 from pipeline.upstream_changes import NameChange, UpstreamChanges
@@ -68,7 +69,10 @@ def _file(file: str, hunks: list[HunkVerdict]) -> Iterator[str]:
         near = hunk.nearest
         if near is not None:
             moved = f" of {near.file}" if near.file != hunk.file else ""
-            yield f"      nearest: line {near.line}{moved}, {near.similarity:.0%} like its {near.of}:"
+            like = (
+                f"{near.similarity:.0%} like its {near.of}" if near.similarity >= SHOWN else "by what stands around it"
+            )
+            yield f"      nearest: line {near.line}{moved}, {like}:"
             yield from (f"        {line}" for line in near.diff.splitlines())
 
 
