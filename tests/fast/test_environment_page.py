@@ -32,7 +32,7 @@ def test_patches_add_variables() -> None:
 def test_each_variable_of_a_patch_has_a_row_that_names_it(name: str) -> None:
     patch, default = ADDED[name]
     assert ROWS[name][4] == f"`{patch}`"
-    assert ROWS[name][1].split(":")[0] == {"False": "off", '""': "empty"}[default]
+    assert ROWS[name][1].split(":")[0] == {"False": "off", '""': "empty", '"all"': "all"}[default]
 
 
 @pytest.mark.parametrize("line", lines())

@@ -127,6 +127,18 @@ def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
 
 
 @pytest.fixture(scope="session")
+def main_cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
+    """All tests of tests/tree, in the main line's image."""
+    return in_the_image(real, tree_tests.modules(), tmp_path_factory.mktemp("tree") / "log")
+
+
+def in_the_image(real: Real, modules: Collection[str], log: Path) -> tuple[tree_tests.Case, ...]:
+    """Modules of tests/tree, in an image."""
+    entries = tree_tests.entries(real.line.name, real.composed.files, inside.unpatched(real), modules)
+    return inside.run(real.engine, real.tag, entries, tree_tests.LIMITS, log)
+
+
+@pytest.fixture(scope="session")
 def other(real: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
     """The image of the line that the test names, in the same engine beside the main line's, and gone at the end.
 

@@ -31,6 +31,21 @@ def run(
         raise AssertionError(f"{error}\n{log.read_text()[-5000:]}") from error
 
 
+def assert_sound(cases: Sequence[Case], module: str) -> None:
+    """No test of the module failed; what the line's tree has nothing to show for is skipped, with its reason shown.
+
+    Whether each of those runs on another line is asked in test_other_lines.py.
+    """
+    ran = [case for case in cases if case.module == module]
+    assert ran, f"no test of {module} ran"
+    failed = [f"{case.name}: {case.message}\n{case.text}" for case in ran if case.outcome is Outcome.FAILED]
+    assert failed == []
+    skipped = [case for case in ran if case.outcome is Outcome.SKIPPED]
+    print(f"{module}: {len(ran) - len(skipped)} tests passed in the image, {len(skipped)} skipped")
+    for case in skipped:
+        print(f"  {case.name}: {case.message}")
+
+
 def assert_passed(cases: Sequence[Case], module: str) -> None:
     """Every test of the module ran and passed; what was skipped is shown with its reason, and is a failure."""
     ran = [case for case in cases if case.module == module]

@@ -153,9 +153,10 @@ SPLIT = list(naming.MTP_PARTS)
 FUSED = [built.name for built in naming.MTP_BUILT if built.fused]
 EXPERT = f"{LAYER}.mlp.experts"
 
+BY_PARTS = case("excluded by split names", dense(), int4(*SPLIT))
 COMPLETE = [
     case("complete", dense(), update=QKV[:1]),
-    case("excluded by split names", dense(), int4(*SPLIT)),
+    BY_PARTS,
     case("excluded by all names", dense(), int4(*naming.MTP_EXCLUSIONS)),
     case("excluded by expression", dense(), int4("re:^mtp.*")),
     case("packed and complete", dense(packed), int4()),

@@ -1,7 +1,5 @@
 """Oracle of mtp-load-coverage.patch: an MTP head that its checkpoint did not fill is refused at start, and only that.
 
-And of mtp-packed-modules.patch, on a line whose release does not know what the head's fused modules are made of.
-
 The driver presets every parameter (NaN, or a number that no checkpoint holds) before the real loader runs, so what
 nothing wrote is known independently of what the guard recorded. Upstream starts with every one of these heads.
 """
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from draft_starts import draft_starts  # type: ignore[import-not-found]  # these three lie beside this file
 from gate import gate_module  # type: ignore[import-not-found]
-from mtp_checkpoints import COMPLETE, EXPERT, INCOMPLETE, LAYER  # type: ignore[import-not-found]
+from mtp_checkpoints import BY_PARTS, COMPLETE, EXPERT, INCOMPLETE, LAYER  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
@@ -24,7 +22,6 @@ pytestmark = pytest.mark.patch("mtp-load-coverage.patch")
 naming = gate_module("naming")
 
 SHARED = {"lm_head.weight", "model.embed_tokens.weight"}
-BY_PARTS = "MTP excluded by split names"
 DEFAULTED = ("k_scale", "v_scale", "weight_shape")
 """Suffixes that no checkpoint has to fill: scales of the KV cache, and a shape that nothing reads."""
 
@@ -72,18 +69,8 @@ def test_a_complete_head_is_loaded_as_before(
     measured = ours[each["name"]]
     assert measured["error"] is None
     assert [name for name in unfilled(measured) if "scale" not in name] == []
-    if not unfilled(measured) and (parts_known or each["name"] != BY_PARTS):
+    if not unfilled(measured) and (parts_known or each is not BY_PARTS):
         assert measured["digest"] == theirs[each["name"]]["digest"]
-
-
-def test_the_names_of_parts_exclude_a_fused_module(
-    ours: dict[str, Any],
-    theirs: dict[str, Any],
-    parts_known: bool,
-) -> None:
-    assert unfilled(ours[BY_PARTS]) == set()
-    fused = {"model.layers.0.qkv_proj", "model.layers.0.mlp.gate_up_proj"}
-    assert {name.rpartition(".")[0] for name in unfilled(theirs[BY_PARTS])} == (set() if parts_known else fused)
 
 
 @pytest.mark.parametrize("each", INCOMPLETE, ids=lambda each: each["name"])

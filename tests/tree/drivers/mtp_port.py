@@ -180,9 +180,12 @@ class Inputs:
 def layer_of(made: Any, lengths: Sequence[int]) -> GDNAttnBackend:
     """The real backend over a pool, planned for one run of tokens per request."""
     backend = GDNAttnBackend.__new__(GDNAttnBackend)
-    backend.req_to_token_pool = SimpleNamespace(mamba_pool=made, mamba2_layer_cache=made.mamba2_layer_cache)
+    backend.req_to_token_pool = SimpleNamespace(
+        mamba_pool=made, mamba2_layer_cache=made.mamba2_layer_cache, size=REQUESTS
+    )
     backend.kernel_dispatcher = GDNKernelDispatcher(*[LinearAttnKernelBackend.TRITON] * 3)
     backend.verify_intermediate_state_indices = torch.arange(REQUESTS, dtype=torch.int32)
+    backend.mis_metadata = backend._use_strided_target_verify_qkv = None  # what later releases ask besides
     backend.forward_metadata = SimpleNamespace(
         query_start_loc=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
         mamba_cache_indices=IN_SLOTS,
@@ -197,27 +200,48 @@ def layer_of(made: Any, lengths: Sequence[int]) -> GDNAttnBackend:
     return backend
 
 
-def verify(own_convolution: bool) -> dict[str, Any]:
+def verify(convolution: bool = True, recurrence: bool = True) -> dict[str, Any]:
     """One layer's verification, against a convolution and a recurrence in FP64.
 
-    Without its own convolution the layer takes Triton's, whatever it is bound to.
+    What is not the layer's own is left out of the question: the convolution is Triton's then, whatever the layer is
+    bound to, and the recurrence only takes what it is given.
     """
     made, inputs = filled_pool(), Inputs.random(REQUESTS * DRAFTS)
     cache = made.mamba_cache
     wanted = expected(inputs, cache.conv[0][0], cache.temporal[0], [DRAFTS] * REQUESTS, [True] * REQUESTS)
     backend = layer_of(made, [DRAFTS] * REQUESTS)
-    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, spec_info=SimpleNamespace(draft_token_num=DRAFTS))
-    update = gdn_backend.causal_conv1d_update if own_convolution else causal_conv1d_update
+    taken = None if recurrence else take(backend)
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        spec_info=SimpleNamespace(draft_token_num=DRAFTS),
+        req_pool_indices=torch.arange(REQUESTS),
+    )
+    update = gdn_backend.causal_conv1d_update if convolution else causal_conv1d_update
     with mock.patch.object(gdn_backend, "causal_conv1d_update", update):
         result = stopped(lambda: backend.forward_extend(inputs.layer, batch, inputs.mixed.clone(), inputs.a, inputs.b))
     if result["error"] is not None:
         return result
+    windows = difference(cache.intermediate_conv_window[0][0, :REQUESTS].flatten(0, 1), wanted.windows)
+    if taken is not None:
+        return {"error": None, "mixed": difference(torch.cat(taken, dim=1), wanted.mixed), "windows": windows}
     return {
         "error": None,
         "output": difference(result["value"].flatten(0, 1), wanted.output),
-        "windows": difference(cache.intermediate_conv_window[0][0, :REQUESTS].flatten(0, 1), wanted.windows),
+        "windows": windows,
         "states": difference(cache.intermediate_ssm[0, :REQUESTS].flatten(0, 1), wanted.states),
     }
+
+
+def take(backend: GDNAttnBackend) -> list[torch.Tensor]:
+    """Let the recurrence only take queries, keys and values; where they will be."""
+    taken: list[torch.Tensor] = []
+
+    def taker(*, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_options: Any) -> tuple[None, None, None]:
+        taken.extend(part.flatten(0, 1).flatten(1) for part in (q, k, v))
+        return None, None, None
+
+    backend.kernel_dispatcher = SimpleNamespace(extend=taker, target_verify=taker)
+    return taken
 
 
 def extend(lengths: list[int], cached: list[int]) -> dict[str, Any]:
@@ -229,13 +253,7 @@ def extend(lengths: list[int], cached: list[int]) -> dict[str, Any]:
     cache = made.mamba_cache
     wanted = expected(inputs, cache.conv[0][0], cache.temporal[0], lengths, [bool(tokens) for tokens in cached])
     backend = layer_of(made, lengths)
-    taken: list[torch.Tensor] = []
-
-    def recurrence(*, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_options: Any) -> tuple[None, None, None]:
-        taken.extend(part.flatten(0, 1).flatten(1) for part in (q, k, v))
-        return None, None, None
-
-    backend.kernel_dispatcher = SimpleNamespace(extend=recurrence)
+    taken = take(backend)
     batch = SimpleNamespace(
         forward_mode=ForwardMode.EXTEND, extend_prefix_lens=torch.tensor(cached), extend_seq_lens_cpu=lengths
     )
@@ -306,6 +324,7 @@ def commit(track: bool) -> dict[str, Any]:
         tensor.zero_()
     linear = SimpleNamespace(
         _translate_mamba_indices=lambda indices: indices,
+        accept_lens_pool=None,  # a later release's, for KDA
         forward_metadata=SimpleNamespace(mamba_cache_indices=IN_SLOTS),
         req_to_token_pool=SimpleNamespace(mamba_pool=made, get_speculative_mamba2_params_all_layers=lambda: cache),
     )

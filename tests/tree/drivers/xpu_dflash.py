@@ -51,7 +51,8 @@ def resolved(device: str, target: str | None, draft: str | None) -> dict[str, An
 
 def built(target: str | None, draft: str | None) -> str:
     """The backend that the draft's runner is built with."""
-    function = draft_worker_common._resolve_draft_attention_backend_fallback
+    names = ("resolve_draft_worker_attention_backend", "_resolve_draft_attention_backend_fallback")  # new, and old
+    function = next(getattr(draft_worker_common, name) for name in names if hasattr(draft_worker_common, name))
     with get_context().override_server_args(
         attention_backend=target, speculative_draft_attention_backend=draft
     ) as server_args:
