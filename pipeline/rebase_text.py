@@ -15,7 +15,7 @@ from pipeline.upstream_changes import NameChange, UpstreamChanges
 def table(report: RebaseReport) -> Table:
     """One row a patch."""
     oracles = any(patch.oracle for patch in report.patches)
-    found = Table("patch", "verdict", "hunks", *(["without it"] if oracles else []), title=title(report))
+    found = Table("patch", "verdict", "hunks", *(["without it"] if oracles else []))
     for patch in report.patches:
         counts = [f"{patch.count(status)} {status}" for status in HunkStatus if patch.count(status)]
         row = [patch.name, str(patch.status), ", ".join(counts)]
@@ -27,7 +27,7 @@ def title(report: RebaseReport) -> str:
     """What is put onto what."""
     old = f" (made for {report.old})" if report.old else ""
     sha256 = f", sha256 {report.onto_sha256}" if report.onto_sha256 else ""
-    return escape(f"{report.series}{old} onto {report.onto}{sha256}")
+    return f"{report.series}{old} onto {report.onto}{sha256}"
 
 
 def details(report: RebaseReport) -> Iterator[str]:
