@@ -22,7 +22,8 @@ def parse(command: click.Command, words: list[str]) -> None:
         assert found is not None, f"no command {words[0]}"
         parse(found, words[1:])
     else:
-        command.make_context("build.py", words)
+        # Of the parent, for click keeps the names of the help option with the command.
+        command.make_context("build.py", words, parent=click.Context(main, **main.context_settings))
 
 
 @pytest.mark.parametrize("text", COMMANDS)
