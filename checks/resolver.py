@@ -140,7 +140,7 @@ def _draft_ring(arguments: Any) -> dict[str, int]:
 
     if not hasattr(envs, "SGLANG_DFLASH_PRIVATE_RING"):
         return {}
-    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.arg_groups.overrides import model_config_of  # type: ignore[import-not-found]
     from sglang.srt.configs.hybrid_arch import mambaish_config  # type: ignore[import-not-found]
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # type: ignore[import-not-found]
     from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]

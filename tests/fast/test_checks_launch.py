@@ -182,7 +182,7 @@ def test_releases_that_resolve_when_they_parse_and_later_ones(
 ) -> None:
     arguments = Arguments(by_itself=by_itself)
     view = {} if by_itself else {"resolving_view": lambda _arguments: SimpleNamespace(page_size=64)}
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "torch": {"device": str},
         "sglang.srt.server_args": {"prepare_server_args": lambda _argv: arguments},
         "sglang.srt.arg_groups": {"overrides": SimpleNamespace(**view)},

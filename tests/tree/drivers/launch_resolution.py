@@ -108,7 +108,7 @@ def late_fake() -> str:
 
 def platform_rules(platform: str, backends: Sequence[str]) -> dict[str, Any]:
     """What the rules say about each architecture and backend where only ``is_<platform>`` holds."""
-    from sglang.srt.arg_groups import mamba_hook  # type: ignore[import-not-found]  # 0.5.18 has none
+    from sglang.srt.arg_groups import mamba_hook  # 0.5.18 has none
 
     facts = SimpleNamespace(**{f"is_{name}": name == platform for name in ("cuda", "musa", "npu", "hip", "xpu", "cpu")})
     answers = {}
