@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,42 @@ def test_the_words_of_a_flag_go_with_it() -> None:
     assert resolver._without(argv, "--bs") == ["--a", "1", "--flag", "--c=3"]
     assert resolver._without(argv, "--flag") == ["--a", "1", "--bs", "1", "2", "--c=3"]
     assert resolver._without(argv, "--c") == argv[:-1]
+
+
+class Arguments:
+    """What a release's parser returns; ``done`` says what was asked of it, in order."""
+
+    device = "xpu"
+
+    def __init__(self, *, by_itself: bool) -> None:
+        self.done: list[str] = []
+        self.page_size = 64 if by_itself else 1
+        if not by_itself:
+            self.resolve_once = lambda: self.done.append("resolve")
+
+    def check_server_args(self) -> None:
+        """Refuse nothing."""
+        self.done.append("check")
+
+
+@pytest.mark.parametrize(("by_itself", "done"), [(False, ["resolve", "check"]), (True, ["check"])])
+def test_releases_that_resolve_when_they_parse_and_later_ones(
+    monkeypatch: pytest.MonkeyPatch, by_itself: bool, done: list[str]
+) -> None:
+    arguments = Arguments(by_itself=by_itself)
+    view = {} if by_itself else {"resolving_view": lambda _arguments: SimpleNamespace(page_size=64)}
+    modules: dict[str, dict[str, Any]] = {
+        "torch": {"device": str},
+        "sglang.srt.server_args": {"prepare_server_args": lambda _argv: arguments},
+        "sglang.srt.arg_groups": {"overrides": SimpleNamespace(**view)},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert resolver._resolve([]) is arguments
+    assert arguments.done == done
+    assert resolver._settings(arguments).page_size == 64
 
 
 def test_the_resolver_imports_without_sglang() -> None:

@@ -24,8 +24,7 @@ from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignor
     fused_commit_track_indices,
     track_mamba_states_all_layers,
 )
-from sglang.srt.arg_groups import mamba_hook, overrides  # type: ignore[import-not-found]  # noqa: E402
-from sglang.srt.arg_groups.overrides import resolving_view  # type: ignore[import-not-found]  # noqa: E402
+from sglang.srt.arg_groups import overrides  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.layers.attention.linear.kernels import gdn_triton  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import (  # type: ignore[import-not-found]  # noqa: E402
     TritonGDNKernel,
@@ -75,11 +74,15 @@ def models(folder: Path) -> dict[str, str]:
 
 
 def resolve(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse, resolve and check as the server does; raises whatever SGLang raises when settings do not go together."""
+    """Parse, resolve and check as the server does; raises whatever SGLang raises when settings do not go together.
+
+    Up to 0.5.18 the arguments resolve themselves when they are built.
+    """
     server_args = prepare_server_args(list(arguments))
-    server_args.resolve_once()
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
     server_args.check_server_args()
-    decided = resolving_view(server_args)
+    decided = overrides.resolving_view(server_args) if hasattr(overrides, "resolving_view") else server_args
     settings = {name: getattr(decided, name) for name in SETTINGS}
     return settings | {"cuda_graph_config": dataclasses.asdict(settings["cuda_graph_config"])}
 
@@ -105,6 +108,8 @@ def late_fake() -> str:
 
 def platform_rules(platform: str, backends: Sequence[str]) -> dict[str, Any]:
     """What the rules say about each architecture and backend where only ``is_<platform>`` holds."""
+    from sglang.srt.arg_groups import mamba_hook  # 0.5.18 has none
+
     facts = SimpleNamespace(**{f"is_{name}": name == platform for name in ("cuda", "musa", "npu", "hip", "xpu", "cpu")})
     answers = {}
     with (
@@ -144,19 +149,7 @@ def refusal(validate: Any, *arguments: Any, **options: Any) -> str | None:
 
 def slots_per_request(strategy: str) -> int:
     """State slots that the pool reckons with for one running request, with overlap scheduling."""
-    exec_bag = SimpleNamespace(
-        mamba=SimpleNamespace(
-            enable_mamba_extra_buffer=True,
-            enable_mamba_extra_buffer_lazy=strategy == "extra_buffer_lazy",
-        )
-    )
-    with (
-        mock.patch.object(kv_cache_configurator, "get_exec", return_value=exec_bag),
-        mock.patch.object(kv_cache_configurator, "get_memory", return_value=SimpleNamespace(disable_radix_cache=False)),
-        mock.patch.object(
-            kv_cache_configurator, "get_schedule", return_value=SimpleNamespace(disable_overlap_schedule=False)
-        ),
-    ):
+    with get_context().override_server_args(mamba_radix_cache_strategy=strategy):
         slots: int = kv_cache_configurator.KVCacheConfigurator._calculate_mamba_ratio(SimpleNamespace())
         return slots
 
