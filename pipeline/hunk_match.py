@@ -321,7 +321,8 @@ class _Judge:
             return Match(HunkStatus.PARTLY, done[0].start, note=note, near=near)
         for group in groups:
             if half := self._half(group):
-                note = f"{half[1]:.0%} of the lines that it adds are there (from line {half[0] + 1} on)"
+                share = "all, with others between them," if half[1] == 1 else f"{half[1]:.0%}"
+                note = f"of the lines that it adds, {share} are there (from line {half[0] + 1} on)"
                 return Match(HunkStatus.PARTLY, half[0], note=note, near=self._result_near(group, half[0]))
         return None
 

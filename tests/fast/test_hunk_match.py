@@ -219,10 +219,12 @@ def test_most_lines_of_an_addition_are_partly_upstream() -> None:
     method = b"    def middle(self):\n" + body
     wanted = hunk(FILE, FILE.replace(b"    def two", method % b"compute" + b"    def two"), context=1)
     found = against(wanted, FILE.replace(b"    def two", method % b"other" + b"    def two"), before=FILE)
-    assert (found.status, found.note) == (
-        HunkStatus.PARTLY,
-        "75% of the lines that it adds are there (from line 11 on)",
-    )
+    assert found.status is HunkStatus.PARTLY
+    assert found.note == "of the lines that it adds, 75% are there (from line 11 on)"
+    told = (method % b"compute").replace(b"(self):\n", b'(self):\n        """Told."""\n')
+    found = against(wanted, FILE.replace(b"    def two", told + b"    def two"), before=FILE)
+    assert found.status is HunkStatus.PARTLY
+    assert found.note == "of the lines that it adds, all, with others between them, are there (from line 11 on)"
 
 
 # Conflict
