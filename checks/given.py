@@ -98,10 +98,13 @@ class FaultyList:
 
 @dataclass(frozen=True)
 class Quantization:
-    """``quantization.yaml``."""
+    """``quantization.yaml`` of the checks and of the line."""
 
     config: dict[str, Any]
-    scheme: str
+    outcome: str
+    """The scheme of a quantised layer, or the error that stops the start."""
+    is_served: bool
+    """Whether it is a scheme."""
     quantised: tuple[str, ...]
     refused: tuple[tuple[dict[str, Any], str], ...]
     """Changes of the weights, and the word that the refusal must hold."""
@@ -238,11 +241,12 @@ def feature(row: dict[str, Any]) -> Feature:
 
 
 def quantization(data: dict[str, Any]) -> Quantization:
-    """``quantization.yaml``, from JSON."""
-    mtp = data["mtp"]
+    """``quantization.yaml`` of the checks and of the line, from JSON."""
+    mtp, scheme = data["mtp"], data.get("scheme")
     return Quantization(
         config=data["config"],
-        scheme=data["scheme"],
+        outcome=scheme or data["stops_with"],
+        is_served=scheme is not None,
         quantised=tuple(data["quantised"]),
         refused=tuple((row["change"], row["says"]) for row in data["refused"]),
         mtp_model=mtp["model"],

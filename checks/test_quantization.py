@@ -1,4 +1,4 @@
-"""On an XPU the target's INT4 weights get their own scheme, others are refused, and the MTP head stays plain."""
+"""On an XPU the target's INT4 weights become what the line says, others are refused, and the MTP head stays plain."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,13 @@ def test_quantization(given: Given, on_xpu: Answer, verdict: Verdict) -> None:
     expected = given.quantization
     for problem in problems(expected, on_xpu):
         verdict.problem(problem)
+    target = f"{expected.outcome} for {len(expected.quantised)} layers of the target"
+    if expected.is_served:
+        target += f"; {len(expected.refused)} other kinds of weights are refused"
+    else:
+        target += ", whose weights this line does not serve"
     verdict.conclude(
-        f"{expected.scheme} for {len(expected.quantised)} layers of the target; {len(expected.refused)} other kinds of "
-        f"weights are refused; {len(expected.mtp_modules)} MTP modules stay plain with the {len(expected.ignore)} "
+        f"{target}; {len(expected.mtp_modules)} MTP modules stay plain with the {len(expected.ignore)} "
         f"published ignore entries, and do not with {len(expected.faulty)} faulty lists"
     )
 

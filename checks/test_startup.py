@@ -6,11 +6,12 @@ process plays rank 0 of one, without process groups; no model runs.
 
 import contextlib
 import importlib
+import inspect
 import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,11 +28,12 @@ MODULES = {
     "rotary": "sglang.srt.layers.rotary_embedding.base",
     "loading": "sglang.srt.model_executor.model_runner_components.load_model_utils",
     "context": "sglang.srt.runtime_context",
+    "parallel_state": "sglang.srt.distributed.parallel_state",
     "arguments": "sglang.srt.server_args",
     "resolution": "sglang.srt.arg_groups.speculative_hook",
 }
 EXPECTATION = "SGLANG_DFLASH_EXPECTED_ARCHITECTURE"
-RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "moe_tp_rank", "moe_ep_rank", "moe_dp_rank")
+GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "moe_tp", "moe_ep", "moe_dp")
 
 
 def test_startup(given: Given, verdict: Verdict) -> None:
@@ -82,13 +84,16 @@ def _config(folder: Path, config: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _one_rank(context: ModuleType, rotary: ModuleType) -> Iterator[None]:
+def _one_rank(sglang: Any) -> Iterator[None]:
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
+    ranks = {f"{name}_rank": 0 for name in GROUPS} | {f"{name}_size": 1 for name in GROUPS}
     with (
-        context.get_context().override_server_args(device="cpu"),
-        context.get_parallel().override(pp_group=group, **dict.fromkeys(RANKS, 0)),
+        sglang.context.get_context().override_server_args(device="cpu"),
+        sglang.context.get_parallel().override(pp_group=group, **ranks),
+        # Where models of 0.5.18 ask for their groups.
+        mock.patch.multiple(sglang.parallel_state, _PP=group, _MOE_DP=group),
         # On a machine without its device, RotaryEmbedding would import another device's kernel when it is built.
-        mock.patch.object(rotary, "_is_xpu", True),
+        mock.patch.object(sglang.rotary, "_is_xpu", True),
     ):
         yield
 
@@ -100,8 +105,11 @@ def _load(sglang: Any, trial: Trial, folder: Path) -> None:
         for name, shape in trial.tensors.items()
     }
     sglang.safetensors.save_file(tensors, folder / "model.safetensors")
-    with _one_rank(sglang.context, sglang.rotary):
-        sglang.loading.load_model_with_memory_saver(
+    with _one_rank(sglang):
+        load = sglang.loading.load_model_with_memory_saver
+        asked = inspect.signature(load).parameters  # 0.5.18 is handed its arguments, 0.5.23 asks the context for them
+        load(
+            **({"server_args": sglang.context.get_context().server_args} if "server_args" in asked else {}),
             model_config=sglang.model_config.ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16"),
             load_config=sglang.load_config.LoadConfig(),
             device="cpu",
@@ -113,7 +121,8 @@ def _load(sglang: Any, trial: Trial, folder: Path) -> None:
 
 def _launch(sglang: Any, trial: Trial, folder: Path) -> None:
     """With the image's own environment, which says which draft is meant."""
-    server_args = sglang.arguments.ServerArgs(
+    server_args = _parsed(
+        sglang.arguments.ServerArgs,
         model_path=_config(folder / "target", drafts.TARGET),
         device="xpu",
         speculative_algorithm="DFLASH",
@@ -122,3 +131,13 @@ def _launch(sglang: Any, trial: Trial, folder: Path) -> None:
         speculative_draft_window_size=drafts.WINDOW,
     )
     sglang.resolution._handle_dflash(server_args)
+
+
+def _parsed(server_args: Any, **flags: Any) -> Any:
+    """Arguments as parsed. Up to 0.5.18 the class resolves them when it is built, which takes a device."""
+    if hasattr(server_args, "resolve_once"):
+        return server_args(**flags)
+    with mock.patch.object(server_args, "__post_init__"):
+        parsed = server_args(**flags)
+    parsed._resolved_overrides = []
+    return parsed

@@ -25,7 +25,7 @@ class Layer:
     module: str
     config: dict[str, Any]
     expected: str
-    """A scheme, ``plain``, or the word of the error where it is refused."""
+    """A scheme, the error that stops the start, ``plain``, or the word of the error where it is refused."""
     refused: bool = False
 
 
@@ -51,14 +51,14 @@ def layers(expected: Quantization) -> Iterator[Layer]:
     """All layers to build."""
     published = {**expected.config, "ignore": list(expected.ignore)}
     for module in expected.quantised:
-        yield Layer("the target's config", module, published, expected.scheme)
+        yield Layer("the target's config", module, published, expected.outcome)
         for change, says in expected.refused:
             yield Layer(f"the target's config with {change}", module, changed(published, change), says, refused=True)
     for module in expected.mtp_modules:
         yield Layer("the published ignore list", module, published, "plain")
         for faulty in expected.faulty:
             config = {**expected.config, "ignore": list(faulty.ignore)}
-            wanted = expected.scheme if module in faulty.quantised else "plain"
+            wanted = expected.outcome if module in faulty.quantised else "plain"
             yield Layer(f"an ignore list with {faulty.why}", module, config, wanted)
 
 

@@ -66,8 +66,16 @@ def read(line: Line) -> XpuBase:
     """The line's xpu base.
 
     Raises:
-        ManifestError: the file is missing or malformed.
+        BaseError: the line has none.
+        ManifestError: the file is malformed.
     """
+    if not (line.folder / FILE).is_file():
+        raise BaseError(
+            f"{line.folder / FILE}",
+            expected="what an xpu base is made of",
+            found="no such file: this line has no xpu base",
+            do="docs/add-a-model.md names the files; build.py base build --line makes the cpu base",
+        )
     return read_yaml(line.folder / FILE, XpuBase)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from pipeline import console
 from pipeline.errors import CheckError, CheckpointError, EngineError, ManifestError, PipelineError
 from pipeline.files import BUILD, build_lock
-from pipeline.manifest import DEFAULT_LINE, Line, load_line, read_yaml
+from pipeline.manifest import DEFAULT_LINE, Line, load_line
 
 # Stages are imported where they are used: the Docker SDK alone takes longer than `plan` does.
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Build, check and release model-scoped SGLang images for Intel XPU.
 
     Exit codes: 0 done, 2 usage, 3 set-up, 4 manifest, 5 pins, 6 compose, 7 base, 8 image, 9 engine, 10 checks,
-    11 release, 12 another run is at work, 13 checkpoint, 14 verify, 130 interrupted.
+    11 release, 12 another run is at work, 13 checkpoint, 14 verify, 15 rebase, 130 interrupted.
     """
 
 
@@ -573,16 +573,16 @@ def patch_refresh(line_name: str) -> None:
 
 
 @patch.command("drop")
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True)
 @line_option
 @json_option
 @click.option("--why", required=True, help="The reason, for CHANGELOG.md beside the series.")
-def patch_drop(name: str, line_name: str, as_json: bool, why: str) -> None:
-    """Remove NAME from the series and write the reason down; prints the files that changed."""
+def patch_drop(names: tuple[str, ...], line_name: str, as_json: bool, why: str) -> None:
+    """Remove NAMES from the series and write the reason down; prints the files that changed."""
     from pipeline.worktree import Worktree
 
     with build_lock():
-        changed = Worktree(load_line(line_name)).drop(name, why)
+        changed = Worktree(load_line(line_name)).drop(names, why)
     _show_changed(line_name, changed, as_json)
 
 
@@ -599,6 +599,37 @@ def _say_lock(line_name: str, changed: bool) -> None:
     console.note(
         f"now build.py compose --line {line_name} --write-lock" if changed else "no patch file needed a change"
     )
+
+
+@main.command()
+@click.option(
+    "--onto", "release", required=True, metavar="sglang==VERSION|PATH", help="The release, or a folder of it."
+)
+@click.option("--series", type=click.Path(path_type=Path), help="A folder of patches instead of the line's.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write the report as a page, too.")
+@line_option
+@json_option
+def rebase(release: str, series: Path | None, page: Path | None, line_name: str, as_json: bool) -> None:
+    """Say what another SGLang release does to the patches, hunk by hunk; no patch is changed or dropped."""
+    from pipeline import rebase as rebasing
+    from pipeline import rebase_page, rebase_text
+    from pipeline.files import write_atomic
+
+    with build_lock():
+        if series is not None:
+            report = rebasing.report_of_folder(series, release, BUILD)
+        else:
+            report = rebasing.report_of_line(load_line(line_name), release, BUILD)
+    if page is not None:
+        write_atomic(page, rebase_page.render(report).encode())
+        console.note(f"page: {page}")
+    if as_json:
+        emit({"exact": report.exact, **report.model_dump(mode="json")})
+    else:
+        console.out.print(rebase_text.table(report))
+        for line in rebase_text.details(report):
+            console.out.print(line, markup=False)
+    rebasing.require_exact(report)
 
 
 @main.group()
@@ -737,14 +768,18 @@ def show_capacity(profile_name: str, tp: int | None, memory_gib: float | None, l
 
 
 @main.command()
-@click.option("--write", is_flag=True, help="Write the table into README.md.")
-def features(write: bool) -> None:
-    """Print the table of features: where each lives and which check proves it."""
+@line_option
+@click.option("--write", is_flag=True, help="Write the table into the line's page.")
+def features(line_name: str, write: bool) -> None:
+    """Print the line's table of features: where each lives and which check proves it.
+
+    The page is README.md for the main line, and manifests/<line>/README.md for another.
+    """
     from pipeline import check_data
     from pipeline.files import PROJECT, write_atomic
 
-    readme = PROJECT / "README.md"
+    line = load_line(line_name)
     if write:
-        write_atomic(readme, check_data.update_readme(readme.read_text(encoding="utf-8")).encode())
+        write_atomic(PROJECT / line.page, check_data.updated_page(line).encode())
     else:
-        sys.stdout.write(check_data.feature_table(read_yaml(check_data.CHECKS / "features.yaml", check_data.Features)))
+        sys.stdout.write(check_data.feature_table(check_data.features(line)))

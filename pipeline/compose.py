@@ -1,8 +1,8 @@
 """Compose the tree: sources, overlays and patches in the manifest's order, with a record of where each file came from.
 
 Order is part of the contract. A source or overlay that would overwrite a file which an earlier patch changed is an
-error naming both; so is an overlay over any existing file, a step whose digest is not the locked one, and an import
-that no file of the tree can answer.
+error naming both; so is an overlay over any existing file, a listed file or a step that is not the locked one, and an
+import that no file of the tree can answer. Where a file is of another revision than it should be, the error names both.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pipeline.console import step
 from pipeline.documents import ComposeStep, FileEntry, Record
 from pipeline.errors import ComposeError, ManifestError, PinError
 from pipeline.files import BUILD, PROJECT, new_folder, write_atomic
-from pipeline.manifest import DirPin, Line, OverlayLayer, PatchesLayer, SourceLayer
+from pipeline.manifest import DirPin, Line, Lock, LockedFiles, OverlayLayer, PatchesLayer, SourceLayer
 
 OVERLAYS = PROJECT / "overlays"
 PATCHES = PROJECT / "patches"
@@ -94,19 +94,26 @@ def read_overlay(name: str, overlays: Path = OVERLAYS) -> dict[str, bytes]:
     return files
 
 
-def compose(line: Line, build: Path = BUILD, overlays: Path = OVERLAYS, series: Path | None = None) -> Composed:
+def compose(
+    line: Line, build: Path = BUILD, overlays: Path = OVERLAYS, series: Path | None = None, *, prove_files: bool = True
+) -> Composed:
     """Compose a line in memory; nothing is written outside the cache of pins.
+
+    Args:
+        prove_files: compare the listed files with the lock's; a release record, which has steps alone, is no such lock.
 
     Raises:
         PinError: an input cannot be had or is not what its hash says.
         ComposeError: see the module's text.
     """
     draft = Draft()
-    for _ in grow(draft, line, build, overlays, series or PATCHES / line.name):
-        pass
+    last = [layer.source for layer in line.release.layers if isinstance(layer, SourceLayer)][-1]
+    for name in grow(draft, line, build, overlays, series or PATCHES / line.name):
+        if prove_files and name == f"source:{last}":
+            _prove_files(line, draft)
     record = _record(line, draft)
     _prove_lock(line, record)
-    _prove_imports(draft, record)
+    _prove_imports(line, draft, record)
     upstream = {path: draft.pristine[path] for path in _not_untouched(record) if path in draft.pristine}
     return Composed(draft.files, upstream, record)
 
@@ -125,7 +132,7 @@ def grow(draft: Draft, line: Line, build: Path, overlays: Path, series: Path) ->
                 yield draft.steps[-1].name
             case PatchesLayer():
                 for patch in patches.read_series(series):
-                    _lay_patch(draft, patch)
+                    _lay_patch(line, draft, patch)
                     yield draft.steps[-1].name
 
 
@@ -177,8 +184,15 @@ def _lay_overlay(draft: Draft, name: str, files: Mapping[str, bytes]) -> None:
     draft.close_step(origin, draft.bring(origin, files))
 
 
-def _lay_patch(draft: Draft, patch: patches.Patch) -> None:
-    for path, data in patches.apply(patch, draft.files).items():
+def _lay_patch(line: Line, draft: Draft, patch: patches.Patch) -> None:
+    try:
+        changed = patches.apply(patch, draft.files)
+    except patches.MisfitError as error:
+        what = f"{error.what}, in the file of {_revision(line, draft.origins[error.path])}"
+        if locked := _locked_elsewhere(line, draft, error.path):
+            what += f", which {line.folder / 'lock.yaml'} has of {locked}"
+        raise ComposeError(what, expected=error.expected, found=error.found, do=error.do) from error
+    for path, data in changed.items():
         draft.put(path, data)
         draft.patched.setdefault(path, []).append(patch.name)
     draft.close_step(f"patch:{patch.name}", len(patch.files))
@@ -199,11 +213,83 @@ def _record(line: Line, draft: Draft) -> Record:
     )
 
 
-def _prove_lock(line: Line, record: Record) -> None:
-    """Compare every step with the lock; work in progress (a ``dir`` pin) has none to compare with."""
-    if any(isinstance(pin, DirPin) for pin in line.release.pins.values()):
+def _revision(line: Line, origin: str) -> str:
+    """An origin with the revision that it stands for: ``source:dflash2 (sglang==0.5.19)``."""
+    kind, _, name = origin.partition(":")
+    return f"{origin} ({pins.describe(line.release.pins[name])})" if kind == "source" else origin
+
+
+def _listed(line: Line, draft: Draft) -> dict[str, LockedFiles]:
+    """Per source that lists its files, those that are in the tree from there, as they were before any patch."""
+    found: dict[str, LockedFiles] = {}
+    for layer in line.release.layers:
+        if isinstance(layer, SourceLayer) and layer.files is not None:
+            origin = f"source:{layer.source}"
+            hashes = {
+                path: hashlib.sha256(draft.pristine[path]).hexdigest()
+                for path in layer.files
+                if draft.origins[path] == origin
+            }
+            revision = pins.describe(line.release.pins[layer.source])
+            found[layer.source] = LockedFiles(revision=revision, sha256=hashes)
+    return found
+
+
+def _locked_elsewhere(line: Line, draft: Draft, path: str) -> str | None:
+    """The source and revision that a file should be of, if those are not what it is of."""
+    for source, locked in (line.lock.files if line.lock else {}).items():
+        there = f"source:{source} ({locked.revision})"
+        if path in locked.sha256 and there != _revision(line, draft.origins.get(path, "")):
+            return there
+    return None
+
+
+def _is_work_in_progress(line: Line) -> bool:
+    """Whether a pin is a folder, which no lock can hold."""
+    return any(isinstance(pin, DirPin) for pin in line.release.pins.values())
+
+
+def _prove_files(line: Line, draft: Draft) -> None:
+    """Compare each file that a layer lists with the lock: what it is, and what it was taken from."""
+    if _is_work_in_progress(line):
         return
-    advice = f"if you meant it: build.py compose --line {line.name} --write-lock"
+    here, locked = _listed(line, draft), line.lock.files if line.lock else {}
+    for source, wanted in locked.items():
+        found = here[source].sha256 if source in here else {}
+        for path, sha256 in wanted.sha256.items():
+            if found.get(path) != sha256:
+                raise _other_file(line, draft, path, f"sha256:{sha256} of source:{source} ({wanted.revision})")
+    for source, listed in here.items():
+        revision = locked[source].revision if source in locked else "no such source"
+        for path in listed.sha256:
+            if source not in locked or path not in locked[source].sha256:
+                raise _other_file(line, draft, path, f"no such file in {line.folder / 'lock.yaml'}")
+        if listed.revision != revision:
+            raise ComposeError(
+                f"{line.folder / 'lock.yaml'}: source:{source}",
+                expected=revision,
+                found=listed.revision,
+                do=_accept(line),
+            )
+
+
+def _other_file(line: Line, draft: Draft, path: str, expected: str) -> ComposeError:
+    found = "no such file"
+    if path in draft.pristine:
+        sha256 = hashlib.sha256(draft.pristine[path]).hexdigest()
+        found = f"sha256:{sha256} of {_revision(line, draft.origins[path])}"
+    return ComposeError(path, expected=expected, found=found, do=_accept(line))
+
+
+def _accept(line: Line) -> str:
+    return f"if you meant it: build.py compose --line {line.name} --write-lock"
+
+
+def _prove_lock(line: Line, record: Record) -> None:
+    """Compare every step with the lock; work in progress has none to compare with."""
+    if _is_work_in_progress(line):
+        return
+    advice = _accept(line)
     locked = line.lock.steps if line.lock else {}
     for number, entry in enumerate(record.steps):
         expected = locked.get(entry.name)
@@ -226,15 +312,16 @@ def _prove_lock(line: Line, record: Record) -> None:
 
 
 class ComposeLockError(ComposeError):
-    """The composed tree is sound but is not the locked one; carries the record for ``--write-lock``."""
+    """The composed tree is sound but is not the locked one; carries its record."""
 
     def __init__(self, what: str, *, expected: object, found: object, do: str, record: Record) -> None:
         super().__init__(what, expected=expected, found=found, do=do)
         self.record = record
 
 
-def _prove_imports(draft: Draft, record: Record) -> None:
-    found = imports.check(draft.files, _not_untouched(record), draft.origins, draft.extensions)
+def _prove_imports(line: Line, draft: Draft, record: Record) -> None:
+    origins = {path: _revision(line, origin) for path, origin in draft.origins.items()}
+    found = imports.check(draft.files, _not_untouched(record), origins, draft.extensions)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ComposeError(
@@ -258,12 +345,25 @@ def write(composed: Composed, line: Line, build: Path = BUILD) -> None:
         write_atomic(out / "record.json", composed.record.to_json())
 
 
+def accept(line: Line, build: Path = BUILD, overlays: Path = OVERLAYS, series: Path | None = None) -> None:
+    """Write into the lock what the line composes to, unless it is work in progress.
+
+    Raises:
+        PinError, ComposeError: as :func:`compose`, but for the lock and for imports.
+    """
+    draft = Draft()
+    for _ in grow(draft, line, build, overlays, series or PATCHES / line.name):
+        pass
+    if not _is_work_in_progress(line):
+        write_lock(line, steps={entry.name: entry.digest for entry in draft.steps}, files=_listed(line, draft))
+
+
 def write_lock(line: Line, **entries: object) -> None:
-    """Replace top-level entries of the line's ``lock.yaml`` (``steps``, ``base``), keeping the others."""
+    """Replace top-level entries of the line's ``lock.yaml`` (``steps``, ``files``, ``base``), keeping the others."""
     if not line.folder.is_dir():
         raise ManifestError(str(line.folder), expected="a folder", found="none")
-    lock = line.lock.model_dump(mode="json", exclude_none=True) if line.lock else {}
-    document = {"steps": {}, **lock, **entries}
+    lock = line.lock.model_dump() if line.lock else {"steps": {}}
+    document = Lock.model_validate(lock | entries).model_dump(mode="json", exclude_defaults=True)
     header = "# Written by build.py compose --write-lock and build.py base build --write-lock. Do not edit.\n"
     text = header + yaml.safe_dump(document, sort_keys=False, width=200)
     write_atomic(line.folder / "lock.yaml", text.encode())

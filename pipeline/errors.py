@@ -118,3 +118,10 @@ class VerifyError(PipelineError):
 
     exit_code = 14
     stage = "verify"
+
+
+class RebaseError(PipelineError):
+    """A newer release takes the series, but not every hunk exactly as it is."""
+
+    exit_code = 15
+    stage = "rebase"

@@ -33,7 +33,7 @@ class Problem:
     symbol: str
     """Dotted name that is missing: a module, or a name of a module."""
     importer_origin: str
-    """Where the importing file came from, as in the record."""
+    """Where the importing file came from."""
     module: str | None
     """The module that exists and lacks the name; ``None`` when the module itself is missing."""
     provider_origin: str | None
@@ -64,7 +64,7 @@ def check(
     Args:
         tree: path to content of the whole composed tree.
         ours: files to check: those not untouched from the first source. Other than ``.py`` is passed over.
-        origins: origin of each file, as the record states it.
+        origins: origin of each file, as problems shall name it.
         extensions: dotted names of compiled modules, which are in the wheel but no part of the tree.
 
     Raises:
@@ -173,7 +173,7 @@ class _Modules:
             self._exports(source, name, typing, seen)
             for star in found.stars
             if typing or not star.typing
-            for source in _sources(self.path(module) or "", star.node)
+            for source in sources(self.path(module) or "", star.node)
         )
 
     def _exports(self, module: str, name: str, typing: bool, seen: set[str]) -> bool:
@@ -189,7 +189,7 @@ class _Modules:
 
 def _missing(modules: _Modules, path: str, statement: _Import) -> Iterator[tuple[int, str, str | None]]:
     """Line and symbol of what a statement names and the tree lacks, and the module that should bind it."""
-    for module in _sources(path, statement.node):
+    for module in sources(path, statement.node):
         if not modules.covers(module):
             continue
         if not modules.exists(module):
@@ -200,7 +200,7 @@ def _missing(modules: _Modules, path: str, statement: _Import) -> Iterator[tuple
                     yield alias.lineno, f"{module}.{alias.name}", module
 
 
-def _sources(path: str, node: ast.Import | ast.ImportFrom) -> list[str]:
+def sources(path: str, node: ast.Import | ast.ImportFrom) -> list[str]:
     """Absolute dotted names of the modules that a statement reads from."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]

@@ -510,11 +510,21 @@ class LockedBase(Strict):
     python: dict[str, str] = {}
 
 
+class LockedFiles(Strict):
+    """The files that a layer lists, as the lock was written with them."""
+
+    revision: str
+    """The pin in words: ``sglang==0.5.19``."""
+    sha256: dict[TreePath, Sha256]
+
+
 class Lock(Strict):
     """``lock.yaml``."""
 
     steps: dict[str, Digest]
     """Digest of the tree after each step, in order; step names as in the record."""
+    files: dict[Name, LockedFiles] = {}
+    """Per source that brings listed files: which file is of which revision."""
     base: LockedBase | None = None
     xpu_base: Annotated[str, Field(pattern=REFERENCE)] | None = None
     """What ``build.py base build xpu`` pushed: what a published base may name."""
@@ -528,6 +538,16 @@ class Line(Strict):
     release: Release
     profiles: Profiles
     lock: Lock | None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the line that commands take by default, and that README.md is about."""
+        return self.name == DEFAULT_LINE
+
+    @property
+    def page(self) -> str:
+        """The page about the line, below the project."""
+        return "README.md" if self.is_main else f"{MANIFESTS.name}/{self.name}/README.md"
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -1,5 +1,7 @@
-"""The generated pages: one for each profile, an index, the registry's text, what was rejected, README.md's block."""
+"""The generated pages of a line: one for each profile, an index, the registry's text, what was rejected, and a block
+of the line's own page."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,25 +11,35 @@ from pipeline.files import PROJECT, write_atomic
 from pipeline.manifest import Line, PypiPin, SourceLayer
 from pipeline.templates import render
 
-FOLDER = "docs/recipes"
 BEGIN, END = "<!-- recipes:begin -->", "<!-- recipes:end -->"
 
 
 def pages(line: Line, readme: str) -> dict[str, str]:
-    """Path below the project to text, of everything that is generated.
+    """Path below the project to text, of everything that is generated; a line without profiles has no pages.
 
     Args:
-        readme: README.md as it is.
+        readme: the line's page as it is.
 
     Raises:
-        ManifestError: the profiles or README.md lack what a page needs.
+        ManifestError: the profiles or the page lack what is needed.
     """
+    if not line.profiles.profiles:
+        return {}
+    folder, make_option = recipe.folder(line), recipe.make_option(line)
     recipes = [recipe.make(line, name) for name in line.profiles.profiles]
-    found = {f"{FOLDER}/{entry.name}.md": recipe.FORMATS["registry-page"](entry) for entry in recipes}
-    index = {"table": table(recipes, ""), "choices": recipe.choices(line)}
-    found[f"{FOLDER}/README.md"] = render("index.md.j2", line=line, **index)
+    found = {f"{folder}/{entry.name}.md": recipe.FORMATS["registry-page"](entry) for entry in recipes}
+    tried = rejected.pages(line)
+    found[f"{folder}/README.md"] = render(
+        "index.md.j2",
+        line=line,
+        table=table(recipes, ""),
+        choices=recipe.choices(line),
+        docs=recipe.docs(line),
+        rejected=next((os.path.relpath(name, folder) for name in tried), None),
+        make_option=make_option,
+    )
     ours = [entry for entry in recipes if entry.profile.image is None]
-    found[f"{FOLDER}/registry.md"] = render(
+    found[f"{folder}/registry.md"] = render(
         "registry-overview.md.j2",
         line=line,
         recipes=ours,
@@ -35,9 +47,10 @@ def pages(line: Line, readme: str) -> dict[str, str]:
         sglang=sglang(line),
         moving=release.tags(line, "published").moving,
         reference=ours[0].image.text,
+        make_option=make_option,
     )
-    found["docs/rejected.md"] = rejected.page(line)
-    return {**found, "README.md": with_block(readme, table(recipes, f"{FOLDER}/"))}
+    up = "../" * line.page.count("/")
+    return {**found, **tried, line.page: with_block(readme, table(recipes, f"{up}{folder}/"))}
 
 
 def table(recipes: list[recipe.Recipe], folder: str) -> str:
@@ -60,7 +73,7 @@ def sglang(line: Line) -> str:
 
 
 def with_block(readme: str, block: str) -> str:
-    """README.md with the block between its two markers exchanged.
+    """The line's page with the block between its two markers exchanged.
 
     Raises:
         ManifestError: a marker is missing or stands twice.
@@ -74,13 +87,13 @@ def with_block(readme: str, block: str) -> str:
 
 def stale(line: Line, project: Path = PROJECT) -> Iterator[tuple[Path, str]]:
     """Pages that are not what is rendered now, with what they should be; a page that no profile has is to be empty."""
-    wanted = pages(line, (project / "README.md").read_text(encoding="utf-8"))
+    wanted = pages(line, (project / line.page).read_text(encoding="utf-8"))
     for name, text in wanted.items():
         path = project / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             yield path, text
     known = {project / name for name in wanted}
-    yield from ((path, "") for path in sorted((project / FOLDER).glob("*.md")) if path not in known)
+    yield from ((path, "") for path in sorted((project / recipe.folder(line)).glob("*.md")) if path not in known)
 
 
 def write(line: Line, project: Path = PROJECT) -> list[Path]:

@@ -30,6 +30,14 @@ REFUSED = {
 }
 
 
+class MisfitError(ComposeError):
+    """A hunk does not stand where it says, in the file ``path``."""
+
+    def __init__(self, path: str, problem: ComposeError) -> None:
+        super().__init__(problem.what, expected=problem.expected, found=problem.found, do=problem.do)
+        self.path = path
+
+
 @dataclass(frozen=True)
 class Hunk:
     """One hunk; line numbers count from 1, lines keep their newline."""
@@ -160,7 +168,7 @@ def _file_patches(lines: list[bytes], where: Path | str) -> Iterator[FilePatch]:
         index += 2
         hunks: list[Hunk] = []
         while index < len(lines) and (match := HUNK.match(lines[index])):
-            hunk, index = _hunk(match, lines, index + 1, where)
+            hunk, index = read_hunk(match, lines, index + 1, where)
             hunks.append(hunk)
         if not hunks:
             raise ComposeError(f"{where}: {path} has no hunk", do="export it again")
@@ -177,7 +185,8 @@ def _path(line: bytes, prefix: bytes, where: Path | str) -> str:
     return str(path)
 
 
-def _hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | str) -> tuple[Hunk, int]:
+def read_hunk(match: re.Match[bytes], lines: list[bytes], index: int, where: Path | str) -> tuple[Hunk, int]:
+    """The hunk whose ``@@`` line matched and whose body starts at ``index``, and the index after it."""
     stated = match[0].removesuffix(match[5]).decode()
     old_count, new_count = (int(match[group]) if match[group] is not None else 1 for group in (2, 4))
     old: list[bytes] = []
@@ -273,7 +282,8 @@ def apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """New contents of the files that ``patch`` touches.
 
     Raises:
-        ComposeError: a file is missing, a hunk does not stand at its stated lines, or git and the proof differ.
+        MisfitError: a hunk does not stand at its stated lines.
+        ComposeError: a file is missing, or git and the proof differ.
     """
     expected: dict[str, bytes] = {}
     for file in patch.files:
@@ -284,7 +294,10 @@ def apply(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
                 found="none",
                 do="the file moved or was removed upstream: rewrite or drop the patch",
             )
-        expected[file.path] = prove(patch, file, files[file.path])
+        try:
+            expected[file.path] = prove(patch, file, files[file.path])
+        except ComposeError as error:
+            raise MisfitError(file.path, error) from error
     result = _git_apply(patch, {path: files[path] for path in expected})
     for path, data in expected.items():
         if result[path] != data:

@@ -7,6 +7,7 @@ that a shell has to read are quoted here, so that a folder may be named as it li
 import csv
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +69,16 @@ class Recipe:
         return f"{self.line.release.tag}-{self.name}"
 
     @property
+    def line_option(self) -> str:
+        """What a command of this project has to be told of the line."""
+        return "" if self.line.is_main else f" --line {self.line.name}"
+
+    @property
+    def make_option(self) -> str:
+        """The same for ``make``."""
+        return make_option(self.line)
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.machine.port}"
 
@@ -105,7 +116,7 @@ class Recipe:
             native = f"{models}/{profile.draft.rpartition('/')[2]}" if self.derived else draft[0]
             commands.append(download(profile.draft, profile.draft_revision, native))
             if self.derived:
-                commands.append(["./build.py", "draft-1m", native, draft[0]])
+                commands.append(["./build.py", "draft-1m", native, draft[0], *self.line_option.split()])
         return commands
 
     @property
@@ -413,9 +424,26 @@ def choices(line: Line, link: Callable[[str], str] = lambda name: f"[{name}]({na
     return render("choices.md.j2", profiles=line.profiles, link=link)
 
 
+def folder(line: Line) -> str:
+    """Folder of the line's pages, below the project."""
+    return "docs/recipes" if line.is_main else f"docs/recipes/{line.name}"
+
+
+def docs(line: Line) -> str:
+    """From there to the folder of documentation."""
+    return os.path.relpath("docs", folder(line))
+
+
+def make_option(line: Line) -> str:
+    """What ``make`` has to be told of the line."""
+    return "" if line.is_main else f" LINE={line.name}"
+
+
 FORMATS: dict[str, Callable[[Recipe], str]] = {
     "docker-run": lambda recipe: render("docker-run.sh.j2", recipe=recipe),
-    "registry-page": lambda recipe: render("registry-page.md.j2", recipe=recipe, choices=choices(recipe.line)),
+    "registry-page": lambda recipe: render(
+        "registry-page.md.j2", recipe=recipe, choices=choices(recipe.line), docs=docs(recipe.line)
+    ),
     "compose": lambda recipe: recipe.compose,
     "model-card": lambda recipe: render("model-card-profile.md.j2", recipe=recipe),
     "json": lambda recipe: json.dumps(recipe.as_json(), indent=2, ensure_ascii=False) + "\n",

@@ -40,14 +40,17 @@ class Rejected(RootModel[tuple[Experiment, ...]]):
 
 
 def read(line: Line) -> Rejected:
-    """The line's experiments.
+    """The line's experiments; a line without the file has none of its own.
 
     Raises:
-        ManifestError: the file is missing or malformed.
+        ManifestError: the file is malformed.
     """
-    return read_yaml(line.folder / FILE, Rejected)
+    path = line.folder / FILE
+    return read_yaml(path, Rejected) if path.is_file() else Rejected(())
 
 
-def page(line: Line) -> str:
-    """``docs/rejected.md``."""
-    return render("rejected.md.j2", line=line, experiments=read(line).root)
+def pages(line: Line) -> dict[str, str]:
+    """The page, by its path below the project, where the line has experiments."""
+    rows = read(line).root
+    name = "docs/rejected.md" if line.is_main else f"docs/recipes/{line.name}/rejected.md"
+    return {name: render("rejected.md.j2", line=line, experiments=rows)} if rows else {}

@@ -12,7 +12,7 @@ from pipeline import compose as composing
 from pipeline import image as images
 from pipeline import release as releases
 from pipeline.base import BaseImage
-from pipeline.compose import PATCHES, Composed, ComposeLockError
+from pipeline.compose import PATCHES, Composed
 from pipeline.console import note, step, warn
 from pipeline.documents import CheckReport, Inventory, Record, canonical_json
 from pipeline.errors import EngineError, ImageError, ReleaseError
@@ -126,14 +126,10 @@ def remember(line: Line, report: CheckReport, build: Path = BUILD, project: Path
 def compose_tree(line: Line, *, write_lock: bool = False, build: Path = BUILD) -> Composed:
     """Compose and write tree and record."""
     with step("Compose the tree") as state:
-        try:
-            composed = composing.compose(line, build)
-        except ComposeLockError as error:
-            if not write_lock:
-                raise
-            composing.write_lock(line, steps={entry.name: entry.digest for entry in error.record.steps})
+        if write_lock:
+            composing.accept(line, build)
             line = load_line(line.name, line.folder.parent)
-            composed = composing.compose(line, build)
+        composed = composing.compose(line, build)
         touched = sum(1 for entry in composed.record.files.values() if entry.patches)
         state.detail = f"{len(composed.files)} files, {touched} patched, {composed.record.digest[:19]}"
     for entry in composed.record.steps:
@@ -195,7 +191,7 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
         )
     out = build / line.name
     (out / "check-report.json").unlink(missing_ok=True)  # a verdict on another image must not survive this one
-    given = images.facts(line, record, base, image) | check_data.input_parts()
+    given = images.facts(line, record, base, image) | check_data.input_parts(line)
     subject = check.Subject(base.kind, base.image.digest, record.digest, manifest_digest(line))
     try:
         with step("Container engine"):
@@ -213,11 +209,15 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
 
 def load(running: Engine, image: Image, base: BaseImage) -> None:
     """Put the image into the engine: the base's blobs once, our layer each time."""
-    if base.kind == "published":
-        kept = running.pull_base(base.image, base.name, "base")
-    else:
-        kept = running.ensure_base(base.image, "base")
+    kept = load_base(running, base)
     running.remove_ours(keep=[kept, running.ensure_image(image, "image", base.image)])
+
+
+def load_base(running: Engine, base: BaseImage) -> str:
+    """Put a base into the engine, unless it is there; return its tag."""
+    if base.kind == "published":
+        return running.pull_base(base.image, base.name, "base")
+    return running.ensure_base(base.image, "base")
 
 
 def candidate(line: Line, build: Path = BUILD, project: Path = PROJECT) -> Candidate:

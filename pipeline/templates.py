@@ -22,7 +22,8 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # no HTML: shell words, YAML and JSON are quoted by the filters below, or before
+        # Elsewhere than in HTML, shell words, YAML and JSON are quoted by the filters below, or before.
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
     )
     environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     environment.filters["yaml"] = lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000)

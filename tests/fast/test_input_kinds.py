@@ -11,7 +11,7 @@ from pipeline import compose as composing
 from pipeline import image as images
 from pipeline import inventory
 from pipeline.base import BaseImage
-from pipeline.compose import Composed, ComposeLockError
+from pipeline.compose import Composed
 from pipeline.manifest import Line, load_line
 from pipeline.oci import LayerEntry
 from tests.fast.builders import ROOT, diff, make_commit, make_image, make_line, write_files, write_series
@@ -73,12 +73,10 @@ def digests(folder: Path, name: str) -> dict[str, str]:
 
 def compose(folder: Path) -> tuple[Composed, Line]:
     """Compose, accepting the tree in the lock as ``--write-lock`` does."""
+    where = (folder / "build", folder / "overlays", folder / "patches")
+    composing.accept(load_line("small", folder / "manifests"), *where)
     line = load_line("small", folder / "manifests")
-    try:
-        return composing.compose(line, folder / "build", folder / "overlays", folder / "patches"), line
-    except ComposeLockError as error:
-        composing.write_lock(line, steps={step.name: step.digest for step in error.record.steps})
-    return compose(folder)
+    return composing.compose(line, *where), line
 
 
 def change(path: str, old: str, new: str) -> Callable[[Path], None]:

@@ -9,7 +9,7 @@ import yaml
 from pipeline import check_data, pages, rejected
 from pipeline.errors import ManifestError
 from pipeline.files import PROJECT
-from pipeline.manifest import DEFAULT_LINE, lines, load_line
+from pipeline.manifest import DEFAULT_LINE, Line, Profiles, lines, load_line
 from tests.fast.builders import says, write_files
 
 LINE = load_line(DEFAULT_LINE)
@@ -23,8 +23,42 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pages_of_the_project_are_up_to_date() -> None:
-    assert [str(path) for path, _ in pages.stale(LINE)] == [], "run make recipes"
+@pytest.mark.parametrize("name", lines())
+def test_pages_of_the_project_are_up_to_date(name: str) -> None:
+    assert [str(path) for path, _ in pages.stale(load_line(name))] == [], f"run make recipes LINE={name}"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Line:
+    """Another line beside the main one, with its profiles and a page of its own; it rejected nothing."""
+    line = LINE.model_copy(update={"name": "other", "folder": tmp_path / "manifests/other"})
+    write_files(tmp_path, {line.page: README, "README.md": README})
+    pages.write(LINE, tmp_path)
+    return line
+
+
+def test_pages_of_two_lines_lie_beside_each_other(other: Line, tmp_path: Path) -> None:
+    written = {str(path.relative_to(tmp_path)) for path in pages.write(other, tmp_path)}
+    names = {"README", "registry", *LINE.profiles.profiles}
+    assert written == {other.page, *(f"docs/recipes/other/{name}.md" for name in names)}
+    assert list(pages.stale(other, tmp_path)) == list(pages.stale(LINE, tmp_path)) == []
+
+
+def test_links_and_commands_of_another_lines_pages_are_its_own(other: Line, tmp_path: Path) -> None:
+    pages.write(other, tmp_path)
+    for path in [tmp_path / other.page, *(tmp_path / "docs/recipes/other").glob("*.md")]:
+        text = path.read_text()
+        for link in re.findall(r"\]\((?!https://)([^)#]+)", text):
+            target = (path.parent / link).resolve()
+            assert target.is_file() or (PROJECT / target.relative_to(tmp_path)).is_file(), (path, link)
+        for command in re.findall(r"\./build\.py (?:capacity|recipe --profile|draft-1m|checkpoint)[^`\n]*", text):
+            assert "--line other" in command, (path, command)
+
+
+def test_line_without_profiles_has_no_pages(other: Line, tmp_path: Path) -> None:
+    empty = other.model_copy(update={"profiles": Profiles(profiles={})})
+    assert pages.write(empty, tmp_path) == []
+    assert (tmp_path / other.page).read_text() == README
 
 
 def test_pages_are_written_once(project: Path) -> None:
@@ -88,10 +122,11 @@ def test_page_of_a_profile_says_what_an_operator_needs(name: str) -> None:
 
 @pytest.mark.parametrize("name", lines())
 def test_variable_that_would_bring_a_rejected_experiment_back_is_refused_as_a_default(name: str) -> None:
-    refused = check_data.input_parts()["known_bad_environment"]
+    refused = check_data.input_parts(LINE)["known_bad_environment"]
     rows = {row["name"]: row for row in refused}
-    switches = [row.back.variable for row in rejected.read(load_line(name)).root if row.back.variable]
-    assert switches
+    line = load_line(name)
+    switches = [row.back.variable for row in rejected.read(line).root if row.back.variable]
+    assert switches or not line.is_main
     for switch in switches:
         variable, _, value = switch.partition("=")
         assert variable in rows, f"{variable}: add it to checks/environment.yaml"

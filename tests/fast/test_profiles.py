@@ -98,6 +98,8 @@ def test_profile_that_is_not_there_is_named_with_the_others() -> None:
 @pytest.mark.parametrize("name", lines())
 def test_profiles_of_the_project_say_what_was_measured_and_what_not(name: str) -> None:
     profiles = load_line(name).profiles
+    if not profiles.profiles:
+        pytest.skip(f"{name} has no profiles")
     assert profiles.default in profiles.profiles
     assert {choice.profile for choice in profiles.choices} <= profiles.profiles.keys()
     for row in profiles.profiles.values():

@@ -2,14 +2,25 @@
 
 import re
 
-from pipeline.check_data import update_readme
+import pytest
+
+from pipeline import check_data
 from pipeline.files import PROJECT
+from pipeline.manifest import lines, load_line
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
-def test_feature_table_is_the_one_of_the_data() -> None:
-    assert update_readme(README) == README, "run ./build.py features --write"
+@pytest.mark.parametrize("name", lines())
+def test_feature_table_is_the_one_of_the_data(name: str) -> None:
+    line = load_line(name)
+    text = (PROJECT / line.page).read_text(encoding="utf-8")
+    assert check_data.updated_page(line) == text, f"run ./build.py features --write --line {name}"
+
+
+def test_each_other_line_has_its_page_linked() -> None:
+    for line in map(load_line, lines()):
+        assert line.is_main or f"]({line.page})" in README, line.name
 
 
 def test_each_page_is_linked_once_at_the_end() -> None:

@@ -140,7 +140,7 @@ class TestUnchanged:
             "manifests/qwen3.8-27b/lock.yaml",
             "manifests/qwen3.8-27b/base-cpu.txt",
             "patches/qwen3.8-27b/gdn-beta-fp32.patch",
-            "checks/features.yaml",
+            "manifests/qwen3.8-27b/features.yaml",
             "checks/test_tree.py",
             "pipeline/image.py",
             "recipes/cpu/stubs/torchvision/__init__.py",

@@ -433,7 +433,8 @@ class TestConflict:
         assert small.snapshot() == before
 
     @pytest.mark.parametrize(
-        "command", [lambda w: w.edit("2"), lambda w: w.new("x", "y"), lambda w: w.refresh(), lambda w: w.drop("1", "x")]
+        "command",
+        [lambda w: w.edit("2"), lambda w: w.new("x", "y"), lambda w: w.refresh(), lambda w: w.drop(["1"], "x")],
     )
     @pytest.mark.parametrize("kind", ["conflict", "commit", "file"])
     def test_work_that_is_not_exported_is_never_overwritten(
@@ -605,7 +606,7 @@ class TestNew:
     def test_first_patch_of_an_empty_series(self, tmp_path: Path) -> None:
         small = Fixture(tmp_path)
         for name in SERIES:
-            small.work.drop(name, "not needed")
+            small.work.drop([name], "not needed")
         small.work.new("first", "The first")
         self.fill(small)
         small.edit("sglang/b.py", "D = 3", "D = 30")
@@ -617,22 +618,37 @@ class TestNew:
 class TestDrop:
     def test_file_and_line_go_the_reason_stays_and_later_ones_are_anchored_again(self, small: Fixture) -> None:
         write_files(small.series, {"series": "# first\n1.patch # why\n2.patch\n3.patch\n"})
-        changed = small.work.drop("1", "Upstream has it: pull 1.")
+        changed = small.work.drop(["1"], "Upstream has it: pull 1.")
         assert {path.name for path in changed} == {"2.patch", "3.patch", "series", "1.patch", "CHANGELOG.md"}
         assert not (small.series / "1.patch").exists()
         assert (small.series / "series").read_text() == "# first\n2.patch\n3.patch\n"
         log = (small.series / "CHANGELOG.md").read_text()
         assert re.fullmatch(r"# [^\n]*\n\n## \d{4}-\d\d-\d\d: 1\.patch\n\nUpstream has it: pull 1\.\n", log)
         assert small.compose()["sglang/a.py"] == A3.replace("second * 20", "second * 2")
-        small.work.drop("3", "Not needed.")
+        small.work.drop(["3"], "Not needed.")
         log = (small.series / "CHANGELOG.md").read_text()
         assert log.count("# Patches") == 1
         assert log.index("3.patch") < log.index("1.patch"), "the newest first"
 
+    def test_several_go_at_once_and_the_others_move(self, small: Fixture) -> None:
+        write_files(small.root / "tree", {"sglang/a.py": "import x\n" + A})
+        changed = small.work.drop(["3", "1.patch"], "Upstream has both.")
+        assert {path.name for path in changed} == {"2.patch", "series", "1.patch", "3.patch", "CHANGELOG.md"}
+        assert [patch.name for patch in patches.read_series(small.series)] == ["2.patch"]
+        assert small.compose()["sglang/a.py"] == "import x\n" + A.replace("second * 3", "second * 30")
+        log = (small.series / "CHANGELOG.md").read_text()
+        assert re.findall(r": (\d)\.patch\n\nUpstream has both", log) == ["1", "3"]
+
+    def test_unknown_one_among_several_drops_none(self, small: Fixture) -> None:
+        before = small.snapshot()
+        with pytest.raises(ComposeError, check=says("^patch '9': expected one of")):
+            small.work.drop(["1", "9"], "x")
+        assert small.snapshot() == before
+
     @pytest.mark.parametrize("why", ["", "  \n"])
     def test_without_a_reason_it_is_refused(self, small: Fixture, why: str) -> None:
         with pytest.raises(ComposeError, check=says("^drop 1.patch: expected a reason")):
-            small.work.drop("1", why)
+            small.work.drop(["1"], why)
 
     def test_patch_that_another_builds_on_leaves_the_conflict_and_goes_when_it_is_resolved(
         self, small: Fixture
@@ -643,7 +659,7 @@ class TestDrop:
         small.work.export()
         before = small.snapshot()
         with pytest.raises(ComposeError, check=says("^3.patch: conflict in 1 place;")):
-            small.work.drop("1", "Not needed.")
+            small.work.drop(["1"], "Not needed.")
         assert small.snapshot() == before
         (small.folder / "sglang/a.py").write_text(A3.replace("second * 20", "second * 2"))
         git(small.folder, "add", "--all")
@@ -652,6 +668,89 @@ class TestDrop:
         assert small.compose()["sglang/a.py"] == A3.replace("second * 20", "second * 2")
         assert "Not needed." in (small.series / "CHANGELOG.md").read_text()
         assert small.work.export() == []
+
+
+class TestDropInConflict:
+    """A new upstream has what some patches do: each is dropped where the replay stops at it."""
+
+    def upstream(self, small: Fixture, *patched: str) -> None:
+        """The tree below is exchanged for one with the work of some patches, in another spelling."""
+        text = A
+        for number in patched:
+            text = text.replace(f"second * {int(number) + 1}\n", f"10 * {int(number) + 1} * second\n")
+        write_files(small.root / "tree", {"sglang/a.py": text, "sglang/b.py": B.replace("C = 2", "C = 20")})
+
+    def stops(self, name: str) -> Any:
+        return pytest.raises(ComposeError, check=says(f"^{name}.patch: conflict in [12] place"))
+
+    def test_one_after_the_other(self, small: Fixture) -> None:
+        self.upstream(small, "1", "2")
+        with self.stops("1"):
+            small.work.refresh()
+        before = small.snapshot()
+        with self.stops("2"):
+            small.work.drop(["1"], "Upstream: pull 1.")
+        assert small.snapshot() == before, "nothing is written before everything is proven"
+        changed = small.work.drop(["2.patch"], "Upstream: pull 2.")
+        assert {path.name for path in changed} == {"1.patch", "2.patch", "3.patch", "series", "CHANGELOG.md"}
+        assert [patch.name for patch in patches.read_series(small.series)] == ["3.patch"]
+        log = (small.series / "CHANGELOG.md").read_text()
+        assert re.findall(r"Upstream: pull \d\.", log) == ["Upstream: pull 1.", "Upstream: pull 2."]
+        assert "second * 40" in small.compose()["sglang/a.py"]
+        assert small.work.export() == []
+
+    def test_after_another_conflict_was_resolved(self, small: Fixture) -> None:
+        self.upstream(small, "1", "2")
+        with self.stops("1"):
+            small.work.refresh()
+        resolved = (small.root / "tree/sglang/a.py").read_text().replace("10 * 2 * second", "11 * 2 * second")
+        (small.folder / "sglang/a.py").write_text(resolved)
+        git(small.folder, "add", "--all")
+        with self.stops("2"):
+            small.work.export()
+        changed = {path.name for path in small.work.drop(["2"], "Upstream: pull 2.")}
+        assert changed == {"1.patch", "2.patch", "3.patch", "series", "CHANGELOG.md"}
+        assert small.compose()["sglang/a.py"] == resolved.replace("second * 4", "second * 40")
+
+    def test_last_one_leaves_no_work_tree(self, small: Fixture) -> None:
+        self.upstream(small, "1", "2", "3")
+        with self.stops("1"):
+            small.work.refresh()
+        for name, following in (("1", "2"), ("2", "3")):
+            with self.stops(following):
+                small.work.drop([name], "Upstream.")
+        small.work.drop(["3"], "Upstream.")
+        assert patches.read_series(small.series) == []
+        assert not small.folder.exists()
+        assert small.work.refresh() == ""
+
+    def test_interrupt_while_the_next_conflict_is_laid_out_loses_nothing(
+        self, small: Fixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.upstream(small, "1", "2")
+        with self.stops("1"):
+            small.work.refresh()
+        text = git_module.text
+
+        def cut(repository: Path, *arguments: str, **options: Any) -> str:
+            if arguments[0] == "update-index":
+                raise KeyboardInterrupt
+            return text(repository, *arguments, **options)
+
+        monkeypatch.setattr(git_module, "text", cut)
+        with pytest.raises(KeyboardInterrupt):
+            small.work.drop(["1"], "Upstream.")
+        monkeypatch.undo()
+        assert "1.patch" in small.snapshot()
+        with self.stops("2"):
+            small.work.drop(["1"], "Upstream.")
+
+    def test_without_a_reason_it_is_refused(self, small: Fixture) -> None:
+        self.upstream(small, "1")
+        with self.stops("1"):
+            small.work.refresh()
+        with pytest.raises(ComposeError, check=says("^drop 1.patch: expected a reason")):
+            small.work.drop(["1"], " ")
 
 
 class TestCommands:

@@ -1,4 +1,4 @@
-"""The real image of the main line, built (or taken from the cache) and loaded into an engine once per run."""
+"""The real image of each line, built (or taken from the cache) and loaded into an engine once per run."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import check, check_data, container, engine, stages
+from pipeline import check, check_data, container, engine, stages, tree_tests
 from pipeline import image as images
 from pipeline.base import BaseImage
 from pipeline.check import Outcome
@@ -48,7 +48,7 @@ class Real:
     def outcome(self, image: Image, log: Path, checks: Path) -> Outcome:
         """Run checks in ``image``, which may differ from the sound one, against what the sound one must be."""
         self.engine.ensure_image(image, "planted", self.base.image)
-        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts()
+        given = images.facts(self.line, self.composed.record, self.base, image) | check_data.input_parts(self.line)
         return check.run_checks(
             self.engine,
             image,
@@ -81,7 +81,7 @@ E2E_LIMITS = container.Limits(memory=8 << 30, seconds=2400)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]:
+def e2e(request: pytest.FixtureRequest) -> Iterator[Future[tuple[tree_tests.Case, ...]] | None]:
     """The end-to-end tests, if they were asked for: in a container beside all other tests, as they take long."""
     if not any(item.path.name == E2E_TIER for item in request.session.items):
         yield None
@@ -90,9 +90,9 @@ def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]
     log = request.getfixturevalue("tmp_path_factory").mktemp("e2e") / "log"
     entries = [
         LayerEntry("run.py", E2E / "run.py"),
-        *inside.python_files(E2E, "tests/e2e"),
-        *inside.libraries(),
-        *inside.tree("upstream", inside.unpatched(real)),
+        *tree_tests.python_files(E2E, "tests/e2e"),
+        *tree_tests.libraries(),
+        *tree_tests.tree("upstream", inside.unpatched(real)),
     ]
     # With a connection and an owner of its own: other tests clean up what they own.
     own = engine.find_or_start(BUILD)
@@ -103,7 +103,7 @@ def e2e(request: pytest.FixtureRequest) -> Iterator[Future[inside.Cases] | None]
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[Real]:
-    """The line's image in an engine; an engine that this fixture started is stopped at the end."""
+    """The main line's image in an engine; an engine that this fixture started is stopped at the end."""
     line = load_line(DEFAULT_LINE)
     with build_lock():
         stages.require_space(line)
@@ -118,3 +118,38 @@ def real() -> Iterator[Real]:
             running.remove_ours(keep=[tag for tag in (running.find(base.image), running.find(image)) if tag])
         if not before.running:
             engine.stop(BUILD)
+
+
+@pytest.fixture(scope="session")
+def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
+    """The verdict of all checks on the sound image."""
+    return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
+
+
+@pytest.fixture(scope="session")
+def main_cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
+    """All tests of tests/tree, in the main line's image."""
+    return in_the_image(real, tree_tests.modules(), tmp_path_factory.mktemp("tree") / "log")
+
+
+def in_the_image(real: Real, modules: Collection[str], log: Path) -> tuple[tree_tests.Case, ...]:
+    """Modules of tests/tree, in an image."""
+    entries = tree_tests.entries(real.line.name, real.composed.files, inside.unpatched(real), modules)
+    return inside.run(real.engine, real.tag, entries, tree_tests.LIMITS, log)
+
+
+@pytest.fixture(scope="session")
+def other(real: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
+    """The image of the line that the test names, in the same engine beside the main line's, and gone at the end.
+
+    Not loaded as a command would: that leaves one line's images in the engine, and tests wait for the main line's.
+    """
+    line = load_line(request.param)
+    stages.require_space(line)
+    composed = stages.compose_tree(line)
+    base = stages.get_base(line)
+    image = stages.build_image(line, composed, base)
+    own = dataclasses.replace(real.engine, owner=f"{real.engine.owner}-{line.name}")
+    stages.load(own, image, base)
+    yield Real(line, composed, base, image, own)
+    own.remove_ours()

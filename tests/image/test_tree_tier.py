@@ -1,43 +1,11 @@
-"""The tests of the patched tree (``tests/tree``), run inside the real image: one environment, one lock."""
+"""The tests of the patched tree (``tests/tree``), all of them, run inside the main line's image."""
 
 import pytest
 
-from pipeline import check, container
-from pipeline.files import PROJECT
-from pipeline.manifest import DEFAULT_LINE, MANIFESTS
-from pipeline.oci import LayerEntry
+from pipeline import tree_tests
 from tests.image import inside
-from tests.image.conftest import Real
-
-TESTS = PROJECT / "tests" / "tree"
-CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
-SHARED = [
-    *(f"checks/{name}" for name in ("fake_xpu.py", "features.yaml", "ast_match.py", "given.py", "verdict.py")),
-    "checks/test_features.py",
-    "pipeline/pool_sizes.py",
-    *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
-    *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),
-]
-"""The device and the models that are not there; the rows of the check ``features``, capacity arithmetic, and rules of
-the checkpoint gate, which tests there hold against the trees."""
-LIMITS = container.Limits(memory=8 << 30, seconds=900)
-"""Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 
 
-@pytest.fixture(scope="module")
-def cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> inside.Cases:
-    entries = [
-        LayerEntry("run.py", TESTS / "run.py"),
-        *inside.python_files(TESTS, "tests"),
-        *inside.python_files(check.CHECKS / "stubs", "checks/stubs"),
-        *(LayerEntry(shared, PROJECT / shared) for shared in SHARED),
-        *inside.libraries("hypothesis"),
-        *inside.tree("tree", real.composed.files),
-        *inside.tree("upstream", inside.unpatched(real)),
-    ]
-    return inside.run(real.engine, real.tag, entries, LIMITS, tmp_path_factory.mktemp("tree") / "log")
-
-
-@pytest.mark.parametrize("module", inside.modules(TESTS))
-def test_module_passes_in_the_image(cases: inside.Cases, module: str) -> None:
-    inside.assert_passed(cases, module)
+@pytest.mark.parametrize("module", tree_tests.modules())
+def test_module_is_sound_in_the_image(main_cases: tuple[tree_tests.Case, ...], module: str) -> None:
+    inside.assert_sound(main_cases, module)

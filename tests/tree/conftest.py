@@ -27,6 +27,10 @@ CHECKS = next(
     folder for folder in (HERE.parent / "checks", HERE.parents[1] / "checks") if (folder / "fake_xpu.py").is_file()
 )
 """The folder of the image's checks: beside this one in the container, a level up in the project."""
+LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
+"""The line that the tree is of."""
+MANIFEST = CHECKS.parent / "manifests" / LINE
+"""Its manifest's folder, of which the container holds what tests here read."""
 STUBS = CHECKS / "stubs"
 """Stand-ins for packages."""
 DRIVER_TIMEOUT_SECONDS = 600
@@ -36,6 +40,23 @@ DRIVER_TIMEOUT_SECONDS = 600
 os.environ["TRITON_INTERPRET"] = "1"
 # Where the test tools are: drivers look there last, so that these replace no package of the image.
 os.environ["SGX_LIB"] = str(Path(hypothesis.__file__).parents[1])
+
+
+class Answers(dict[str, Any]):
+    """A driver's answers by case; asking for a case that raised fails the test that asks."""
+
+    def __init__(self, results: Mapping[str, Any], raised: Mapping[str, str]) -> None:
+        super().__init__(results)
+        self.raised = raised
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.raised:
+            raise KeyError(name)
+        pytest.fail(f"{name}: {self.raised[name]}", pytrace=False)
+
+
+_measured: dict[tuple[Path, str], dict[str, Any]] = {}
+"""By root and driver, what was measured: by the case as JSON, a pair of result and traceback."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +70,27 @@ class Tree:
         """Text of a file, by its path below the root."""
         return (self.root / path).read_text(encoding="utf-8")
 
-    def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Run ``drivers/<driver>.py`` once on this tree; returns its answer for each case, by the case's name.
+    def measure(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> Answers:
+        """What ``drivers/<driver>.py`` answers on this tree, by the case's name.
+
+        A case that was measured on this root before is not measured again, whichever of the two trees asks.
+        """
+        known = _measured.setdefault((self.root, driver), {})
+        keys = {str(case["name"]): json.dumps(case, sort_keys=True) for case in cases}
+        todo = [case for case in cases if keys[case["name"]] not in known]
+        if todo:
+            answer = self._drive(driver, todo)
+            for case in todo:
+                name = case["name"]
+                known[keys[name]] = (answer["results"].get(name), answer["raised"].get(name))
+        found = {name: known[key] for name, key in keys.items()}
+        return Answers(
+            {name: result for name, (result, raised) in found.items() if raised is None},
+            {name: raised for name, (_, raised) in found.items() if raised is not None},
+        )
+
+    def _drive(self, driver: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Run the driver once.
 
         Fails the test when the driver fails, or when it imported SGLang from anywhere but this tree.
         """
@@ -67,11 +107,10 @@ class Tree:
         )
         if outcome.returncode != 0:
             pytest.fail(f"{driver} on {self.variable}={self.root} failed:\n{outcome.stderr}", pytrace=False)
-        answer = json.loads(outcome.stdout)
+        answer: dict[str, Any] = json.loads(outcome.stdout)
         imported = Path(answer["sglang"])
         assert imported.is_relative_to(self.root), f"measured {imported}, expected a file below {self.root}"
-        results: dict[str, Any] = answer["results"]
-        return results
+        return answer
 
 
 def _tree(variable: str, what: str) -> Tree:
@@ -84,9 +123,26 @@ def _tree(variable: str, what: str) -> Tree:
     return Tree(variable, root)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse a run without both trees before it collects anything."""
+    config.addinivalue_line(
+        "markers",
+        "patch(*names): the test is part of these patches' oracle: it holds on a tree that does what they do, whoever "
+        "wrote it; if it asks for `upstream` alone, it asserts the defect",
+    )
     _trees()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say in the JUnit XML which patches a test speaks for, and whether it asks the tree under test."""
+    names = {name for mark in item.iter_markers("patch") for name in mark.args}
+    item.user_properties += [("patch", name) for name in sorted(names)]
+    item.user_properties += [("tree", name) for name in ("composed", "upstream") if name in fixtures(item)]
+
+
+def fixtures(item: pytest.Item) -> Sequence[str]:
+    """Names of all fixtures that a test uses, also by way of others."""
+    return item.fixturenames if isinstance(item, pytest.Function) else ()
 
 
 def _trees() -> tuple[Tree, Tree]:
@@ -94,6 +150,12 @@ def _trees() -> tuple[Tree, Tree]:
         _tree("SGX_TREE", "the composed tree (ours)"),
         _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
     )
+
+
+@pytest.fixture(scope="session")
+def line() -> str:
+    """The line that the tree under test is of."""
+    return LINE
 
 
 @pytest.fixture(scope="session")
@@ -124,12 +186,14 @@ def together(request: pytest.FixtureRequest) -> Callable[[Tree, str], dict[str, 
         for each in modules
         for case in each.CASES
     ]
-    answers: dict[str, dict[str, Any]] = {}
 
     def measured(tree: Tree, driver: str) -> dict[str, Any]:
-        if tree.variable not in answers:
-            answers[tree.variable] = tree.measure("together", cases)
-        found = answers[tree.variable].items()
-        return {name.partition("/")[2]: answer for name, answer in found if name.startswith(f"{driver}/")}
+        found = tree.measure("together", cases)
+        return Answers(_below(driver, found), _below(driver, found.raised))
 
     return measured
+
+
+def _below(driver: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The part that belongs to one driver, by the names that it gave."""
+    return {name.partition("/")[2]: value for name, value in named.items() if name.startswith(f"{driver}/")}

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     Together = Callable[[Tree, str], dict[str, Any]]
 
+pytestmark = pytest.mark.patch("xpu-block-fp8-to-bf16.patch")
+
 TOGETHER = "block_fp8"
 
 OURS, UPSTREAM = "XPUBlockFp8ToBf16LinearMethod", "Fp8LinearMethod"

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 pytestmark = pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE} has its worker from its base's release")
 
+lora = pytest.mark.patch("dflash2-port-lora.patch")
+tp_sync = pytest.mark.patch("dflash2-port-tp-sync.patch")
+lengths = pytest.mark.patch("dflash2-port-lengths.patch")
+tracking = pytest.mark.patch("dflash-track-after-verify.patch", "dflash2-port-track-interval.patch")
+
 BLOCK, WINDOW, INTERVAL = 4, 8, 8
 ROUNDS: list[dict[str, Any]] = [
     {"name": f"window {window} host lengths {host}", "ask": "rounds", "window": window, "host_lengths": host}
@@ -55,20 +60,24 @@ def bare(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("dflash2_port", [{**case, "lent": False} for case in (UNWRAPPED, SYNCHRONISED)])
 
 
+@lora
 def test_the_worker_finds_the_module_behind_a_lora_wrapper(ours: dict[str, Any]) -> None:
     assert ours["unwrapped"] == [True, True]
 
 
+@tp_sync
 def test_decisions_are_sent_to_the_other_ranks_unless_switched_off(ours: dict[str, Any]) -> None:
     assert ours["synchronised"] == [[0], [1], [2]]
     assert ours["off"] == []
 
 
+@lora
 def test_the_unpatched_worker_does_not_import(bare: dict[str, Any]) -> None:
     for measured in bare.values():
         assert measured["error"].startswith("ImportError: cannot import name 'unwrap_lora_layer'")
 
 
+@lengths
 @pytest.mark.parametrize("name", [case["name"] for case in ROUNDS])
 def test_rounds_of_the_real_worker(ours: dict[str, Any], name: str) -> None:
     assert ours[name]["lengths"] == [[13, 23], [15, 26], [16, 30], [20, 34]]
@@ -79,6 +88,7 @@ def test_a_reservation_is_an_upper_bound_for_the_draft(ours: dict[str, Any]) -> 
     assert ours[WITHOUT_HOST_LENGTHS]["over"] == [[2 * BLOCK, 2 * BLOCK]] * 4
 
 
+@lengths
 def test_upstream_reads_the_reservation_by_another_name(theirs: dict[str, Any]) -> None:
     assert "error" not in theirs["window None host lengths True"]
     for case in ROUNDS[1:]:
@@ -91,6 +101,7 @@ def last_boundary(before: int, accepted: int) -> int:
     return steps[-1] if steps else -1
 
 
+@tracking
 @pytest.mark.parametrize("case", TRACKED, ids=lambda case: case["name"])
 def test_a_state_is_kept_where_a_round_passes_the_interval(ours: dict[str, Any], case: dict[str, Any]) -> None:
     """Of dflash-track-after-verify.patch, and of dflash2-port-track-interval.patch: at the base's own interval."""
@@ -104,6 +115,7 @@ def test_there_are_states_to_keep() -> None:
     assert 5 < sum(step >= 0 for step in kept) < len(kept) - 5
 
 
+@tracking
 @pytest.mark.parametrize("case", TRACKED, ids=lambda case: case["name"])
 def test_upstream_keeps_none(theirs: dict[str, Any], case: dict[str, Any]) -> None:
     assert theirs[case["name"]]["steps"] == [-1] * len(BEFORE)

@@ -14,8 +14,11 @@ import pytest
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+selector = pytest.mark.patch("dflash-selector-triton.patch")
+convolution = pytest.mark.patch("dflash2-conv-nan.patch")
 LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 one_launch = pytest.mark.skipif(LINE != "qwen3.8-27b", reason=f"{LINE} does not carry dflash-selector-triton.patch")
+
 BLOCK, TOP_K = 8, 16
 LATTICE_AND_WALK = {
     "cuda": ["_score_edges", "selector_walk_triton"],
@@ -57,16 +60,19 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("dflash_models", [*SELECTOR, *CONVOLUTIONS])
 
 
+@selector
 @one_launch
 def test_xpu_proposes_in_one_launch(ours: dict[str, Any]) -> None:
     assert ours["xpu"]["folded"] == ours["xpu"]["eager"] == ["selector_propose_triton"]
 
 
+@selector
 @one_launch
 def test_upstream_takes_the_torch_path_on_xpu(theirs: dict[str, Any]) -> None:
     assert theirs["xpu"]["folded"] == theirs["xpu"]["eager"] == LATTICE_AND_WALK["cpu"]
 
 
+@selector
 @one_launch
 def test_the_proposals_on_xpu_are_upstreams(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours["xpu"]["tokens"] == theirs["xpu"]["tokens"]
@@ -76,6 +82,7 @@ def test_the_proposals_on_xpu_are_upstreams(ours: dict[str, Any], theirs: dict[s
             assert row == pytest.approx(expected_row, abs=ROUNDING)
 
 
+@selector
 @pytest.mark.parametrize("device", ["cpu", "cuda"] if LINE == "qwen3.8-27b" else ["cpu", "cuda", "xpu"])
 def test_other_devices_keep_their_steps_and_every_bit(
     ours: dict[str, Any], theirs: dict[str, Any], device: str
@@ -93,6 +100,7 @@ def test_the_worker_accepts_with_triton_on_xpu(composed: Tree) -> None:
     assert source.count("self._use_triton_accept_bonus = False") == 1
 
 
+@convolution
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case["name"])
 def test_grouped_convolution_is_the_loops_over_taps_and_groups(ours: dict[str, Any], case: dict[str, Any]) -> None:
     measured = ours[case["name"]]
@@ -100,6 +108,7 @@ def test_grouped_convolution_is_the_loops_over_taps_and_groups(ours: dict[str, A
         assert all(error < ROUNDING for error in errors.values())
 
 
+@convolution
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case["name"])
 def test_a_nan_stays_in_its_block(ours: dict[str, Any], case: dict[str, Any]) -> None:
     assert ours[case["name"]]["leaks"] == [False] * case["block"]
@@ -112,6 +121,7 @@ def test_a_mask_by_product_is_seen_to_leak(ours: dict[str, Any]) -> None:
     assert measured["errors"]["prepare"] < ROUNDING
 
 
+@convolution
 @pytest.mark.skipif(LINE == "qwen3.8-27b", reason="its upstream masks by selection")
 @pytest.mark.parametrize("case", [case for case in CONVOLUTIONS if case["requests"] > 2], ids=lambda case: case["name"])
 def test_upstream_leaks(theirs: dict[str, Any], case: dict[str, Any]) -> None:

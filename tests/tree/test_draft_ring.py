@@ -15,6 +15,12 @@ import pytest
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+ring_option = pytest.mark.patch("dflash-ring-option.patch")
+ring_pool = pytest.mark.patch("dflash-ring-pool.patch")
+ring_worker = pytest.mark.patch("dflash-ring-worker.patch")
+ring_prefix = pytest.mark.patch("dflash-ring-prefix.patch")
+graph_switch = pytest.mark.patch("dflash-draft-graph-switch.patch")
+
 RING = {"SGLANG_DFLASH_PRIVATE_RING": "1"}
 NO_GRAPH = {"SGLANG_DFLASH_DISABLE_DRAFT_GRAPH": "1"}
 
@@ -53,6 +59,12 @@ MILLION = 1_048_576
 RING_ROWS = 17_408  # 8 requests x 2,176
 PAGE = 64
 BUDGET = MILLION * (TARGET_BYTES + DRAFT_BYTES)  # both pools with a million tokens each
+ONE_ROW_PER_TOKEN = {
+    "target tokens": MILLION,
+    "draft tokens": MILLION,
+    "requests": 8,
+    "draft bytes per token": DRAFT_BYTES,
+}
 
 
 def pool(name: str, environment: dict[str, str], **changes: Any) -> dict[str, Any]:
@@ -136,6 +148,8 @@ def theirs(upstream: Tree) -> dict[str, Any]:
     return upstream.measure("draft_ring", SETTINGS)
 
 
+@ring_worker
+@ring_prefix
 def test_every_visible_position_is_its_requests_own(ours: dict[str, Any]) -> None:
     history = ours["history"]
     assert history["failure"] is None
@@ -144,25 +158,27 @@ def test_every_visible_position_is_its_requests_own(ours: dict[str, Any]) -> Non
     assert min(history["counts"].values()) > 10
 
 
+@ring_worker
+@ring_prefix
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_defect_is_found(ours: dict[str, Any], fault: str) -> None:
     assert re.search(FAULTS[fault], str(ours[fault]["failure"]))
 
 
+@ring_pool
 def test_shared_layout_keeps_one_draft_row_per_target_token(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    expected = {
-        "target tokens": MILLION,
-        "draft tokens": MILLION,
-        "requests": 8,
-        "draft bytes per token": DRAFT_BYTES,
-    }
-    assert ours["pool shared"] == theirs["pool shared"] == expected
+    assert ours["pool shared"] == theirs["pool shared"] == ONE_ROW_PER_TOKEN
     assert MILLION * DRAFT_BYTES == 5 * 2**30
-    # The variable is DFLASH's own, and upstream does not know it.
+    # The variable is DFLASH's own.
     assert ours["pool of another algorithm"] == theirs["pool of another algorithm"]
-    assert theirs["pool ring"] == expected
 
 
+@ring_pool
+def test_upstream_keeps_it_whatever_the_variable_says(theirs: dict[str, Any]) -> None:
+    assert theirs["pool ring"] == ONE_ROW_PER_TOKEN
+
+
+@ring_pool
 def test_rings_give_their_memory_back_to_the_target(ours: dict[str, Any]) -> None:
     sizes = ours["pool ring"]
     assert (sizes["draft tokens"], sizes["requests"]) == (RING_ROWS, 8)
@@ -172,6 +188,7 @@ def test_rings_give_their_memory_back_to_the_target(ours: dict[str, Any]) -> Non
     assert sizes["target tokens"] == MILLION + 322_176
 
 
+@ring_pool
 def test_pools_that_rings_cannot_serve_are_refused(ours: dict[str, Any]) -> None:
     assert "bytes per token could not be resolved" in ours["pool without the draft's size"]
     assert ours["pool too small for rings"].startswith(
@@ -179,22 +196,31 @@ def test_pools_that_rings_cannot_serve_are_refused(ours: dict[str, Any]) -> None
     )
 
 
+@ring_option
 def test_arguments_that_rings_work_with_pass(ours: dict[str, Any]) -> None:
     assert ours["arguments accepted"] is None
     assert ours["arguments on CUDA"] is None
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1" in ours["arguments resized"]
 
 
-@pytest.mark.parametrize("option", REFUSED)
+@ring_option
+@pytest.mark.parametrize("flag", REFUSED)
 def test_arguments_that_rings_do_not_work_with_are_refused(
-    ours: dict[str, Any], theirs: dict[str, Any], option: str
+    ours: dict[str, Any], theirs: dict[str, Any], flag: str
 ) -> None:
-    refusal = ours[f"on {option}"]
+    refusal = ours[f"on {flag}"]
     assert refusal.startswith("SGLANG_DFLASH_PRIVATE_RING=1")
-    assert option in refusal
-    assert ours[f"off {option}"] is theirs[f"off {option}"] is theirs[f"on {option}"] is None
+    assert flag in refusal
+    assert ours[f"off {flag}"] is theirs[f"off {flag}"] is None
 
 
+@ring_option
+@pytest.mark.parametrize("flag", REFUSED)
+def test_upstream_takes_them_whatever_the_variable_says(theirs: dict[str, Any], flag: str) -> None:
+    assert theirs[f"on {flag}"] is None
+
+
+@ring_prefix
 @pytest.mark.parametrize("length", HELD_BACK)
 def test_the_visible_tail_is_left_out_of_a_prefix_hit(
     ours: dict[str, Any], theirs: dict[str, Any], length: int
@@ -204,13 +230,19 @@ def test_the_visible_tail_is_left_out_of_a_prefix_hit(
         assert ours[f"prefix {how} {length}"] == theirs[f"prefix {how} {length}"] == length - 1
 
 
+@graph_switch
 @pytest.mark.parametrize("target", [True, False])
 def test_the_drafts_graph_can_be_switched_off(ours: dict[str, Any], theirs: dict[str, Any], target: bool) -> None:
     assert ours[f"graph default {target}"] is theirs[f"graph default {target}"] is target
     assert ours[f"graph off {target}"] is False
-    assert theirs[f"graph off {target}"] is target
 
 
+@graph_switch
+def test_upstream_has_no_such_switch(theirs: dict[str, Any]) -> None:
+    assert theirs["graph off True"] is True
+
+
+@ring_worker
 @pytest.mark.parametrize("each", SHARED, ids=lambda each: each["name"])
 def test_without_rings_every_read_and_write_stays(
     ours: dict[str, Any], theirs: dict[str, Any], each: dict[str, Any]

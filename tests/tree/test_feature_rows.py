@@ -1,4 +1,4 @@
-"""Rows of ``checks/features.yaml``: each holds on our tree, and each of a patch or an overlay fails on upstream's.
+"""Rows of the line's ``features.yaml``: each holds on our tree, and each of a patch or an overlay fails on upstream's.
 
 A row that upstream's code satisfies as well would not see that its patch got lost.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from conftest import CHECKS  # type: ignore[import-not-found]
+from conftest import MANIFEST  # type: ignore[import-not-found]
 
 from checks.given import feature
 from checks.test_features import problems
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 ROWS: dict[str, dict[str, Any]] = {
-    row["id"]: row for row in yaml.safe_load((CHECKS / "features.yaml").read_text(encoding="utf-8"))
+    row["id"]: row
+    for row in yaml.safe_load((MANIFEST / "features.yaml").read_text(encoding="utf-8"))
+    if "not_carried" not in row
 }
 OURS = [name for name, row in ROWS.items() if row["origin"].partition(" ")[0] in ("patch", "overlay")]
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     Together = Callable[[Tree, str], dict[str, Any]]
 
+pytestmark = pytest.mark.patch("xpu-flush-keeps-graphs.patch")
+
 TOGETHER = "flush_cache"
 
 OTHERS = ("cuda", "rocm", "npu", "musa", "cpu")

@@ -17,6 +17,8 @@ from drivers.standalone import kernel_module  # type: ignore[import-not-found]
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+pytestmark = pytest.mark.patch("dflash-selector-triton.patch")
+
 FILE = "sglang/kernels/ops/speculative/dflash_selector.py"
 UPSTREAM_WALK = "sglang/kernels/ops/speculative/dflash.py"
 SLOTS, TOP_K, RANK = 7, 16, 256  # of the Qwen3.8 draft: a block of eight, the top 16, the codebooks' width

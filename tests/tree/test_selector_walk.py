@@ -16,6 +16,8 @@ from drivers.standalone import kernel_module  # type: ignore[import-not-found]  
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
+pytestmark = pytest.mark.patch("dflash2-walk-nan.patch")
+
 LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 FILE = "sglang/kernels/ops/speculative/dflash.py"
 BATCH, SLOTS, TOP_K = 3, 4, 16

@@ -10,6 +10,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 
+def flash_mla_get_workspace_size(*_args: object, **_options: object) -> int:
+    """Bytes. The name that 0.5.18 asks for."""
+    return 0
+
+
 def flash_mla_decode_get_workspace_size(*_args: object, **_options: object) -> int:
     """Bytes."""
     return 0

@@ -12,6 +12,8 @@ rounding the gate is the only half-precision step between the inputs and the res
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -19,11 +21,16 @@ import torch  # type: ignore[import-not-found]  # in the base image only
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from sglang.kernels.ops.attention.fla import fused_recurrent  # type: ignore[import-not-found]
-from sglang.kernels.ops.attention.linear import (  # type: ignore[import-not-found]
-    fused_recurrent_linear_replayssm as replayssm,
-)
 
 from .answer import Case, answer
+
+# 0.5.23 moved this file.
+REPLAYSSM = next(
+    name
+    for folder in ("linear", "fla")
+    if importlib.util.find_spec(name := f"sglang.kernels.ops.attention.{folder}.fused_recurrent_linear_replayssm")
+)
+replayssm = importlib.import_module(REPLAYSSM)
 
 BATCH, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 1, 2, 32, 32
 RING = 4  # steps between two flushes of the ReplaySSM ring; `steps` has to be a multiple of it

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.configs.model_config import AttentionArch  # type: ignore[import-not-found]
+from sglang.srt.runtime_context import get_spec  # type: ignore[import-not-found]
 
 HEAD_DIM = 8
 
@@ -55,7 +56,10 @@ def model_runner(pool: Any, slots: torch.Tensor, **differences: Any) -> SimpleNa
         "is_hybrid_swa": False,
         "is_draft_worker": False,
         "attention_chunk_size": None,
-        "model_config": SimpleNamespace(**model, hf_text_config=text),
+        "model_config": SimpleNamespace(**model, hf_text_config=text, hf_config=SimpleNamespace()),
+        # Where 0.5.18 looks for what later releases have in runtime_context.
+        "ps": SimpleNamespace(tp_size=1),
+        "server_args": SimpleNamespace(speculative_eagle_topk=get_spec().speculative_eagle_topk),
     }
     return SimpleNamespace(**(runner | differences))
 

@@ -6,11 +6,13 @@ verify per request. Every case names the verification's ``spec`` (a key of SPEC)
 
 eager      verify with the switch off, unless ``only off`` also on; the kernel's arguments, and the differences between
            the two and to a reference
-graph      ``steps`` of capture and replay on one backend; what each replay's captured tensors then hold and compute
-metadata   verify without a forward; a digest of all metadata
+graph      ``steps`` of capture and replay on one backend; what each replay's captured tensors then hold and compute,
+           or the error of the backend
+metadata   verify without a forward; a digest of all metadata, or the error in a graph
 noncausal  verify with a layer that looks both ways; the error, if any
 width      size of the page table at ``context`` tokens
-draft      make the multi-step draft backend with ``topk``; the error, if any, and how many step backends it made
+draft      make the multi-step draft backend with ``topk``; the error, if any, and how many step backends it made;
+           without such a backend nothing
 """
 
 from __future__ import annotations
@@ -139,18 +141,17 @@ class Bench:
         differences = dict(case.get("runner", {}))
         if differences.pop("mla", False):
             differences["attention_arch"] = AttentionArch.MLA
-        self.backend = xpu_backend.XPUAttentionBackend(
-            model_runner(
-                self.pool,
-                self.slots,
-                heads=HEADS,
-                context_len=case.get("context", 448),
-                attention_chunk_size=case.get("chunk"),
-                sliding_window_size=WINDOW if case.get("swa_pool") else None,
-                is_hybrid_swa=bool(case.get("swa_pool")),
-                **differences,
-            )
+        self.runner = model_runner(
+            self.pool,
+            self.slots,
+            heads=HEADS,
+            context_len=case.get("context", 448),
+            attention_chunk_size=case.get("chunk"),
+            sliding_window_size=WINDOW if case.get("swa_pool") else None,
+            is_hybrid_swa=bool(case.get("swa_pool")),
+            **differences,
         )
+        self.backend = xpu_backend.XPUAttentionBackend(self.runner)
 
     def batch(self, mode: str, lens: list[int]) -> SimpleNamespace:
         """Requests 1, 2, ... of the pool; the tokens of the step are behind lens, in draft extend within them."""
@@ -287,6 +288,8 @@ def graph_step(bench: Bench, captured: dict[tuple[str, int], Any], step: Case) -
         backend.init_forward_metadata_out_graph(batch, in_capture=step.get("capture", False))
     except KeyError as missing:
         return {"uncaptured": str(missing.args[0])}
+    except AssertionError as refusal:
+        return {"error": str(refusal)}
     if step.get("capture"):
         captured[key] = dataclasses.replace(backend.forward_metadata)
     if key not in captured:
@@ -330,7 +333,10 @@ def metadata(case: Case) -> dict[str, Any]:
         batch = bench.batch("verify", case["lens"])
         if case.get("graph"):
             bench.backend.init_cuda_graph_state(MAX_BS, MAX_BS * case["tokens"])
-            bench.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            try:
+                bench.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            except AssertionError as refusal:
+                return {"error": str(refusal)}
         else:
             bench.backend.init_forward_metadata(batch)
         found = bench.backend.forward_metadata
@@ -394,8 +400,10 @@ def draft(case: Case) -> dict[str, Any]:
             is_draft_worker=True,
             draft_attention_backend="intel_xpu",
         )
+        factory = DraftBackendFactory(runner, case["topk"], case["num_steps"])
+        if not hasattr(factory, "_create_intel_xpu_decode_backend"):
+            return {}
         try:
-            factory = DraftBackendFactory(runner, case["topk"], case["num_steps"])
             _, backend = factory._create_intel_xpu_decode_backend()
         except ValueError as refusal:
             return {"error": str(refusal), "made": len(made)}

@@ -12,10 +12,10 @@ not for a tree, whose branches share positions, and not for a draft block whose 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.attention.local_attention import LocalAttentionMetadata
 from sglang.srt.speculative.spec_info import SpecInputType
 
 if TYPE_CHECKING:
@@ -78,15 +78,18 @@ def metadata_as_rows(metadata: FlashAttentionMetadata, num_rows: int) -> None:
         metadata.local_attn_metadata = _local_as_rows(metadata.local_attn_metadata, num_rows)
 
 
-def _local_as_rows(local: LocalAttentionMetadata, num_rows: int) -> LocalAttentionMetadata:
-    """The same for the chunks of local attention, which hold as many queries as fall into them."""
+def _local_as_rows(local: Any, num_rows: int) -> Any:
+    """The same for the chunks of local attention, which hold as many queries as fall into them.
+
+    The class of this metadata has another module in each release, so that no name of it is imported here.
+    """
     owner, visible = _rows(local.local_query_start_loc, local.local_seqused_k, num_rows)
-    return LocalAttentionMetadata(
+    return dataclasses.replace(
+        local,
         local_query_start_loc=_ramp(visible),
         local_seqused_k=visible,
         local_block_table=local.local_block_table[owner],
         local_max_query_len=1,
-        local_max_seq_len=local.local_max_seq_len,
     )
 
 

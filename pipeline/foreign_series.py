@@ -1,0 +1,181 @@
+"""Read somebody else's series of patches, as quilt, git format-patch or plain diff leave them.
+
+Our own series has one strict form (:mod:`pipeline.patches`). Here a header is taken as it comes, paths lose as many
+leading folders as the series says, and files may come and go whole. What cannot be judged hunk by hunk is refused.
+"""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from email import message_from_bytes
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import ComposeError
+from pipeline.patches import HUNK, REFUSED, Hunk, Patch, read_hunk, split_lines
+
+STARTS = re.compile(rb"^(diff --git |Index: |--- |\+\+\+ )", re.MULTILINE)
+NOTHING = "/dev/null"
+ALLOWED = {b"new file mode", b"deleted file mode"}
+MODE = re.compile(rb"^(new|deleted) file mode ")
+GIT_PATHS = re.compile(rb"^diff --git a/(.+) b/\1\r?\n$")
+
+Kind = Literal["change", "new", "delete"]
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What a patch does to one file; one that comes or goes whole has one hunk, or none when it is empty."""
+
+    path: str
+    hunks: tuple[Hunk, ...]
+    kind: Kind = "change"
+
+
+@dataclass(frozen=True)
+class SeriesPatch:
+    """One patch, whoever wrote it."""
+
+    name: str
+    summary: str
+    origin: str
+    files: tuple[FileChange, ...]
+
+
+def of_ours(patch: Patch) -> SeriesPatch:
+    """A patch of our own series."""
+    files = tuple(FileChange(file.path, file.hunks) for file in patch.files)
+    return SeriesPatch(patch.name, patch.summary, patch.header["Origin"], files)
+
+
+def read(folder: Path, tree: Collection[str]) -> list[SeriesPatch]:
+    """The patches of a folder: those of its ``series`` in order, else all ``.patch`` and ``.diff`` files by name.
+
+    Args:
+        tree: files of the new release, which tell what a path means where the series does not.
+
+    Raises:
+        ComposeError: no patches, a name without its file, an option other than ``-p0`` or ``-p1``, or a patch that
+            renames, copies, changes a mode or is binary.
+    """
+    if not folder.is_dir():
+        raise ComposeError(str(folder), expected="a folder of patches", found="none", do="correct --series")
+    listed = list(_listed(folder))
+    if not listed:
+        raise ComposeError(str(folder), expected="a series file, or .patch or .diff files", found="neither")
+    return [_parse(name, (folder / name).read_bytes(), str(folder / name), strip, tree) for name, strip in listed]
+
+
+def _listed(folder: Path) -> Iterator[tuple[str, int | None]]:
+    """Names, with how many leading folders of their paths go where the series says it."""
+    series = folder / "series"
+    if not series.is_file():
+        names = sorted(path.name for path in folder.iterdir() if path.suffix in (".patch", ".diff"))
+        yield from ((name, None) for name in names)
+        return
+    for number, line in enumerate(series.read_text(encoding="utf-8").splitlines(), 1):
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        where, name, options = f"{series}:{number}", words[0], words[1:]
+        if bad := [option for option in options if option not in ("-p0", "-p1")]:
+            raise ComposeError(f"{where}: option {bad[0]}", expected="-p0 or -p1", do="make the patch without it")
+        if ".." in Path(name).parts or not (folder / name).is_file():
+            raise ComposeError(f"{where}: {name}", expected="a file in that folder", found="none", do="add it")
+        yield name, int(options[-1][2:]) if options else None
+
+
+def _parse(name: str, data: bytes, where: str, strip: int | None, tree: Collection[str]) -> SeriesPatch:
+    start = STARTS.search(data)
+    if start is None:
+        raise ComposeError(f"{where}: holds no diff", do="export it again")
+    for marker, problem in REFUSED.items():
+        if marker not in ALLOWED and re.search(rb"^" + re.escape(marker), data[start.start() :], re.MULTILINE):
+            raise ComposeError(
+                f"{where}: {problem}", expected="changed, new and deleted text files", do="split that off the patch"
+            )
+    summary, origin = _header(data[: start.start()])
+    files = tuple(_files(split_lines(data[start.start() :]), where, strip, tree))
+    if not files:
+        raise ComposeError(f"{where}: holds no hunk", do="export it again")
+    return SeriesPatch(name, summary, origin, files)
+
+
+def _header(data: bytes) -> tuple[str, str]:
+    """First line of the description and the origin, where the header has such fields, as mails and DEP-3 do."""
+    fields = message_from_bytes(re.sub(rb"\AFrom [^\n]*\n", b"", data))
+    text = str(fields.get("Description") or fields.get("Subject") or "").strip()
+    lines = text.splitlines() if fields.get("Description") else [" ".join(text.split())]
+    return re.sub(r"^\[PATCH[^]]*\]\s*", "", lines[0] if lines else ""), str(fields.get("Origin") or "")
+
+
+def _files(lines: list[bytes], where: str, strip: int | None, tree: Collection[str]) -> Iterator[FileChange]:
+    # Editors and mail cut the space of an empty context line; inside a hunk it is put back.
+    body = [b" " + line if line in (b"\n", b"\r\n") else line for line in lines]
+    index, kind, named = 0, "", ""
+    while index < len(lines):
+        line = lines[index]
+        if match := GIT_PATHS.match(line):
+            yield from _empty(kind, named, tree)
+            kind, named = "", match[1].decode("utf-8", "replace")
+        elif match := MODE.match(line):
+            kind = match[1].decode()
+        elif line.startswith(b"--- ") and lines[index + 1 : index + 2] and lines[index + 1].startswith(b"+++ "):
+            old, new = _name(line), _name(lines[index + 1])
+            hunks, index = _hunks(body, lines, index + 2, where)
+            yield FileChange(_path(where, old, new, strip, tree), hunks, _kind(old, new))
+            kind = named = ""
+            continue
+        elif line.startswith(b"@@ "):
+            raise ComposeError(f"{where}: a hunk of no file", expected="--- and +++ above it", do="export it again")
+        index += 1
+    yield from _empty(kind, named, tree)
+
+
+def _hunks(body: list[bytes], lines: list[bytes], index: int, where: str) -> tuple[tuple[Hunk, ...], int]:
+    found: list[Hunk] = []
+    while index < len(lines) and (match := HUNK.match(lines[index].replace(b"\r\n", b"\n"))):
+        hunk, index = read_hunk(match, body, index + 1, where)
+        found.append(hunk)
+    rest = lines[index] if index < len(lines) else b""
+    if rest.startswith((b" ", b"+", b"-")) and not rest.startswith((b"-- ", b"--- ", b"--\n")):
+        raise ComposeError(f"{where}: lines after a hunk that belong to none", do="its count is wrong: export it again")
+    if not found:
+        raise ComposeError(f"{where}: a file without a hunk", do="export it again")
+    return tuple(found), index
+
+
+def _empty(kind: str, path: str, tree: Collection[str]) -> Iterator[FileChange]:
+    """An empty file that comes or goes: git writes no hunk for it."""
+    if kind and path:
+        yield FileChange(_known(path, tree), (), "new" if kind == "new" else "delete")
+
+
+def _name(line: bytes) -> str:
+    return line[4:].split(b"\t")[0].rstrip(b"\r\n").decode("utf-8", "replace").strip()
+
+
+def _kind(old: str, new: str) -> Kind:
+    if old == NOTHING:
+        return "new"
+    return "delete" if new == NOTHING else "change"
+
+
+def _path(where: str, old: str, new: str, strip: int | None, tree: Collection[str]) -> str:
+    """The path inside the tree; without a word from the series, git's a/ and b/ go, or what leads to a known file."""
+    names = [name for name in (new, old) if name != NOTHING]
+    parts = [name.split("/") for name in names]
+    if not names or any(name.startswith(('"', "/")) or ".." in part for name, part in zip(names, parts, strict=True)):
+        raise ComposeError(f"{where}: {old} and {new}", expected="plain paths inside the tree", do="export it again")
+    choices = (1, 0) if strip is None else (strip,)
+    paths = [_known("/".join(part[drop:]), tree) for drop in choices for part in parts if len(part) > drop]
+    if not paths:
+        raise ComposeError(f"{where}: {names[0]}", expected="a path below a folder", do="say -p0 in the series")
+    return next((path for path in paths if path in tree), paths[0])
+
+
+def _known(path: str, tree: Collection[str]) -> str:
+    """The path as the release has it: SGLang's own repository keeps the package below ``python/``."""
+    inner = path.removeprefix("python/")
+    return inner if path not in tree and inner.startswith("sglang/") else path

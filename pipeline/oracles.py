@@ -1,0 +1,131 @@
+"""Ask the tests of a line's patches about a new upstream release that has none of them: is each still needed there?
+
+A patch's oracle is what ``tests/tree`` marks with its name, in the modules that the line's ``features.yaml`` names. The
+tests run the code, so a patch whose text is upstream but is never reached is still needed. No patch is dropped here.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from pipeline import base as bases
+from pipeline import check_data, console, container, engine, stages, tree_tests
+from pipeline.compose import PATCHES
+from pipeline.errors import EngineError
+from pipeline.files import BUILD
+from pipeline.manifest import Line
+from pipeline.patches import read_series
+from pipeline.rebase_report import OracleStatus, OracleVerdict
+from pipeline.tree_tests import Case, Outcome
+
+CAVEAT = "oracles run with the packages of the line's base, which the new release may not be made for"
+LIMITS = container.Limits(memory=tree_tests.LIMITS.memory, seconds=1800)
+"""Time for a busy machine: three minutes on two free cores."""
+TITLE = "Ask the oracles about the new release"
+REASON_LIMIT = 200
+
+
+def judge(
+    line: Line, files: Mapping[str, bytes], build: Path = BUILD, *, names: Collection[str] | None = None
+) -> dict[str, OracleVerdict]:
+    """The verdict of each patch's oracle, in the order of the series.
+
+    All oracles run in one container of the line's base. Without an engine or a base none is run, and each verdict says
+    so.
+
+    Args:
+        files: the new release, unpatched.
+        names: patches to ask about; all of the series when left out.
+    """
+    series = [patch.name for patch in read_series(PATCHES / line.name)]
+    wanted = [name for name in series if names is None or name in names]
+    proofs = proofs_of(line)
+    chosen = {PurePosixPath(path).stem for name in wanted for path in proofs.get(name, ()) if in_tree(path)}
+    try:
+        cases = _ask(line, files, chosen, build) if chosen else ()
+    except EngineError as error:
+        return dict.fromkeys(wanted, OracleVerdict(status=OracleStatus.NOT_RUN, detail=error.line()))
+    return {name: verdict(name, cases, proofs.get(name, ())) for name in wanted}
+
+
+def proofs_of(line: Line) -> dict[str, tuple[str, ...]]:
+    """By patch, the test modules that the line's features name for it, in any row of a title that it has a row of."""
+    rows = check_data.features(line).carried
+    titles: dict[str, list[str]] = {}
+    for row in rows:
+        titles.setdefault(row.title, []).extend(row.run)
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        kind, name = row.origin.split()
+        if kind == "patch":
+            found.setdefault(name, []).extend(titles[row.title])
+    return {name: tuple(dict.fromkeys(paths)) for name, paths in found.items()}
+
+
+def in_tree(path: str) -> bool:
+    """Whether a test module asks a tree, and not a whole image or a device."""
+    return path.startswith("tests/tree/")
+
+
+def _ask(line: Line, files: Mapping[str, bytes], chosen: Collection[str], build: Path) -> tuple[Case, ...]:
+    if not bases.cached(line, build):
+        raise EngineError(
+            f"{line.name}: oracles", expected="the line's base", found="none", do="run build.py base build first"
+        )
+    console.note(f"  {CAVEAT}")
+    base = bases.get(line, build)
+    with console.step("Container engine"):
+        running = engine.find_or_start(build)
+    with contextlib.closing(running.client):
+        tag = stages.load_base(running, base)
+        given = tree_tests.entries(line.name, files, None, chosen, "-m", "patch")
+        return tree_tests.run(running, tag, given, LIMITS, build / line.name / "oracles.log", TITLE)
+
+
+def verdict(name: str, cases: Sequence[Case], proofs: Collection[str] = ()) -> OracleVerdict:
+    """What the tests of one patch say.
+
+    Args:
+        cases: all tests that ran on the new release.
+        proofs: test modules that the features name for the patch.
+    """
+    mine = [case for case in cases if name in case.patches and case.outcome is not Outcome.SKIPPED]
+    asking = [case for case in mine if "composed" in case.trees]
+    if not asking:
+        return OracleVerdict(status=OracleStatus.NONE, detail=_without(name, cases, proofs))
+    failed = [case for case in asking if case.outcome is Outcome.FAILED]
+    if failed:
+        detail = f"{len(failed)} of {len(asking)} tests fail; the first: {_shown(failed[0])}"
+        return OracleVerdict(status=OracleStatus.NEEDED, detail=detail)
+    defect = [case for case in mine if case.trees == {"upstream"} and case.outcome is Outcome.PASSED]
+    if defect:
+        detail = f"contradiction: all {len(asking)} tests pass, and so does one that finds the defect: "
+        return OracleVerdict(status=OracleStatus.NEEDED, detail=detail + _shown(defect[0]))
+    return OracleVerdict(status=OracleStatus.DROPPABLE, detail=f"all {len(asking)} tests pass without it")
+
+
+def _without(name: str, cases: Sequence[Case], proofs: Collection[str]) -> str:
+    """Why there is no verdict on a patch."""
+    skipped = [case for case in cases if name in case.patches and case.outcome is Outcome.SKIPPED]
+    if skipped:
+        return f"all {len(skipped)} tests were skipped; the first: {_shown(skipped[0])}"
+    elsewhere = [path for path in proofs if not in_tree(path)]
+    return f"proven by {', '.join(elsewhere)} alone" if elsewhere else "no test in tests/tree is marked with it"
+
+
+def _shown(case: Case) -> str:
+    reason = _reason(case)
+    return f"{case.module}: {case.name}" + (f": {reason}" if reason else "")
+
+
+def _reason(case: Case) -> str:
+    """The line of pytest's report that says why: what was raised, of a driver's traceback the last, else the first.
+
+    The message of the XML is no use here: pytest cuts it after its first line.
+    """
+    lines = [line for line in (case.text or case.message).splitlines() if line.strip()]
+    raised = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
+    if not raised and any("Traceback " in line for line in lines):
+        lines.reverse()
+    reason = next(iter(raised or lines), "").strip()
+    return reason if len(reason) <= REASON_LIMIT else f"{reason[: REASON_LIMIT - 1]}…"

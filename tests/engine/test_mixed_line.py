@@ -1,0 +1,66 @@
+"""The history line on its real wheels: any one of DFlash2's four files from the base release ends in ``compose``."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import compose as composing
+from pipeline import stages
+from pipeline.errors import ComposeError
+from pipeline.files import BUILD
+from pipeline.manifest import MANIFESTS, Line, load_line
+
+NAME = "qwen3.8-27b-20260819"
+FILES = (
+    "sglang/srt/models/dflash.py",
+    "sglang/srt/speculative/dflash_worker_v2.py",
+    "sglang/srt/speculative/dflash_utils.py",
+    "sglang/kernels/ops/speculative/dflash.py",
+)
+BASE, NEXT = "source:sglang (sglang==0.5.18)", "source:dflash2 (sglang==0.5.19)"
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> Callable[[str], Line]:
+    """The line with one of the four left out, so that the base release's own file stays."""
+
+    def make(path: str) -> Line:
+        folder = Path(shutil.copytree(MANIFESTS / NAME, tmp_path / NAME))
+        document = yaml.safe_load((folder / "release.yaml").read_text(encoding="utf-8"))
+        [layer] = [layer for layer in document["layers"] if layer.get("source") == "dflash2"]
+        layer["files"].remove(path)
+        (folder / "release.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        return load_line(NAME, tmp_path)
+
+    return make
+
+
+def test_sound_line_composes() -> None:
+    composed = composing.compose(load_line(NAME))
+    assert {composed.record.files[path].origin for path in FILES} == {"source:dflash2"}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_of_the_base_release_is_not_the_locked_one(without: Callable[[str], Line], path: str) -> None:
+    with pytest.raises(ComposeError) as caught:
+        composing.compose(without(path), BUILD)
+    line = caught.value.line()
+    assert line.startswith(f"{path}: expected sha256:")
+    assert line.index(NEXT) < line.index("found sha256:") < line.index(BASE)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_of_the_base_release_does_not_compose_either_where_the_lock_is_written_anew(
+    without: Callable[[str], Line], path: str, tmp_path: Path
+) -> None:
+    """A patch does not fit, or an import breaks; whichever comes first names both revisions."""
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "cache").symlink_to(BUILD / "cache")
+    with pytest.raises(ComposeError) as caught:
+        stages.compose_tree(without(path), write_lock=True, build=tmp_path / "build")
+    text = caught.value.line()
+    assert BASE in text
+    assert NEXT in text

@@ -1,0 +1,123 @@
+"""Somebody else's patches are read as quilt, git and diff leave them; what cannot be judged by hunks is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import foreign_series
+from pipeline.errors import ComposeError
+from tests.fast.builders import diff, says, write_files
+
+TREE = {"sglang/a.py", "sglang/b.py"}
+A = diff("sglang/a.py", "one\ntwo\nthree\n", "one\n2\nthree\n")
+MAIL = (
+    "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\n"
+    "Subject: [PATCH 2/7] A change that has a\n long subject\n\nWhy.\n---\n sglang/a.py | 2 +-\n\n"
+)
+
+
+def read(folder: Path, files: dict[str, str | bytes]) -> list[foreign_series.SeriesPatch]:
+    return foreign_series.read(write_files(folder, files), TREE)
+
+
+def test_series_names_the_order_with_comments_and_options(tmp_path: Path) -> None:
+    plain = A.replace("a/sglang", "sglang").replace("b/sglang", "sglang")
+    found = read(
+        tmp_path,
+        {
+            "series": "# of quilt\n\nsub/z.patch -p1 # why\na.patch -p0\n",
+            "sub/z.patch": A,
+            "a.patch": plain,
+            "stray.patch": "none",
+        },
+    )
+    assert [patch.name for patch in found] == ["sub/z.patch", "a.patch"]
+    assert [patch.files[0].path for patch in found] == ["sglang/a.py", "sglang/a.py"]
+
+
+def test_without_a_series_patches_come_by_name(tmp_path: Path) -> None:
+    found = read(tmp_path, {"2.diff": A, "10.patch": A, "README": "no patch"})
+    assert [patch.name for patch in found] == ["10.patch", "2.diff"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("a/sglang/a.py", "b/sglang/a.py", "sglang/a.py"),
+        ("sglang/a.py", "sglang/a.py", "sglang/a.py"),
+        ("a/python/sglang/a.py", "b/python/sglang/a.py", "sglang/a.py"),
+        ("sglang-1/sglang/a.py\t2026-01-01 10:00:00", "sglang-2/sglang/a.py\t2026-01-02 10:00:00", "sglang/a.py"),
+        ("a/docs/page.md", "b/docs/page.md", "docs/page.md"),
+        ("a/sglang/a.py.orig", "b/sglang/a.py", "sglang/a.py"),
+    ],
+)
+def test_paths_lead_into_the_tree(tmp_path: Path, old: str, new: str, path: str) -> None:
+    text = A.replace("a/sglang/a.py", old).replace("b/sglang/a.py", new)
+    assert read(tmp_path, {"p.patch": text})[0].files[0].path == path
+
+
+def test_headers_of_mails_and_dep3_are_read(tmp_path: Path) -> None:
+    dep3 = "Description: Another change\n Why.\nOrigin: upstream, 1234\n\n"
+    mail, ours, bare = read(tmp_path, {"1.patch": MAIL + A + "-- \n2.39\n\n", "2.patch": dep3 + A, "3.patch": A})
+    assert (mail.summary, mail.origin) == ("A change that has a long subject", "")
+    assert (ours.summary, ours.origin) == ("Another change", "upstream, 1234")
+    assert (bare.summary, bare.origin) == ("", "")
+    assert mail.files == ours.files == bare.files
+
+
+def test_files_that_come_and_go(tmp_path: Path) -> None:
+    text = (
+        "diff --git a/sglang/new.py b/sglang/new.py\nnew file mode 100644\nindex 000..111\n"
+        "--- /dev/null\n+++ b/sglang/new.py\n@@ -0,0 +1 @@\n+x = 1\n"
+        "diff --git a/sglang/b.py b/sglang/b.py\ndeleted file mode 100644\nindex 111..000\n"
+        "--- a/sglang/b.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-y = 1\n"
+        "diff --git a/sglang/empty.py b/sglang/empty.py\nnew file mode 100644\nindex 000..e69\n"
+    )
+    (patch,) = read(tmp_path, {"p.patch": text})
+    assert [(file.path, file.kind, len(file.hunks)) for file in patch.files] == [
+        ("sglang/new.py", "new", 1),
+        ("sglang/b.py", "delete", 1),
+        ("sglang/empty.py", "new", 0),
+    ]
+    assert patch.files[0].hunks[0].new == (b"x = 1\n",)
+
+
+def test_context_lines_that_lost_their_space_are_blank_lines(tmp_path: Path) -> None:
+    text = "--- a/sglang/a.py\n+++ b/sglang/a.py\n@@ -1,3 +1,3 @@\n one\n\n-two\n+2\n\nand more text\n"
+    (hunk,) = read(tmp_path, {"p.patch": text})[0].files[0].hunks
+    assert (hunk.old, hunk.new) == ((b"one\n", b"\n", b"two\n"), (b"one\n", b"\n", b"2\n"))
+
+
+def test_carriage_returns_of_the_file_stay_those_of_the_patch_do_not_matter(tmp_path: Path) -> None:
+    (hunk,) = read(tmp_path, {"p.patch": A.replace("\n", "\r\n").encode()})[0].files[0].hunks
+    assert hunk.old == (b"one\r\n", b"two\r\n", b"three\r\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [
+        ({"README": "nothing"}, "expected a series file, or .patch or .diff files, found neither"),
+        ({"series": "p.patch -p2\n", "p.patch": A}, "series:1: option -p2: expected -p0 or -p1"),
+        ({"series": "p.patch\n"}, r"series:1: p\.patch: expected a file in that folder"),
+        ({"series": "../p.patch\n"}, r"series:1: \.\./p\.patch: expected a file in that folder"),
+        ({"p.patch": "text\n"}, "holds no diff"),
+        ({"p.patch": "Index: x\n"}, "holds no hunk"),
+        ({"p.patch": "diff --git a/x b/y\nrename from x\nrename to y\n"}, "renames a file.*split that off"),
+        ({"p.patch": "diff --git a/x b/x\nold mode 100644\nnew mode 100755\n"}, "changes a file mode"),
+        ({"p.patch": "diff --git a/x b/x\nGIT binary patch\nliteral 0\n"}, "is binary"),
+        ({"p.patch": A.replace("@@ -1,3", "@@ -1,4")}, "cut short or miscounted"),
+        ({"p.patch": A.replace("@@ -1,3 +1,3", "@@ -1,2 +1,2")}, "lines after a hunk that belong to none"),
+        ({"p.patch": "--- a/x\n+++ b/x\ntext\n"}, "a file without a hunk"),
+        ({"p.patch": "--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n"}, "expected plain paths inside the tree"),
+        ({"p.patch": "--- /etc/x\n+++ /etc/x\n@@ -1 +1 @@\n-a\n+b\n"}, "expected plain paths inside the tree"),
+        ({"p.patch": "--- a/x\ntext\n@@ -1 +1 @@\n-a\n+b\n"}, "a hunk of no file"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(tmp_path: Path, files: dict[str, str | bytes], pattern: str) -> None:
+    with pytest.raises(ComposeError, check=says(pattern)):
+        read(tmp_path, files)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ComposeError, check=says("expected a folder of patches")):
+        foreign_series.read(tmp_path / "none", TREE)

@@ -1,0 +1,295 @@
+"""Verdicts of the patches' oracles on a new release, and the marks in ``tests/tree`` that say whose test is whose.
+
+The oracles themselves run in containers (``tests/image/test_oracles.py``); here small trees stand in for a release.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import oracles, tree_tests
+from pipeline.errors import EngineError
+from pipeline.files import PROJECT
+from pipeline.manifest import DEFAULT_LINE, Line, lines, load_line
+from pipeline.patches import read_series
+from pipeline.rebase_report import OracleStatus, OracleVerdict
+from pipeline.tree_tests import Case, Outcome
+from tests.fast.builders import write_files
+
+LINES = {name: load_line(name) for name in lines()}
+PATCHES = [
+    pytest.param(line, patch.name, id=f"{name} {patch.name}")
+    for name, line in LINES.items()
+    for patch in read_series(PROJECT / "patches" / name)
+]
+P = "p.patch"
+
+
+def case(name: str, outcome: str, *trees: str, patches: tuple[str, ...] = (P,), message: str = "") -> Case:
+    return Case("test_m", name, Outcome(outcome), message, "", frozenset(patches), frozenset(trees))
+
+
+HOLDS, LACKS = case("holds", "passed", "composed"), case("lacks", "failed", "composed", message="assert 1 == 2")
+BOTH, DIFFER = case("both", "passed", "composed", "upstream"), case("differ", "failed", "composed", "upstream")
+DEFECT, REPAIRED = case("defect", "passed", "upstream"), case("defect", "failed", "upstream")
+SKIPPED = case("skipped", "skipped", "composed", message="not of this line")
+OF_ANOTHER = case("other", "failed", "composed", patches=("q.patch",))
+NEEDED, DROPPABLE, NONE = OracleStatus.NEEDED, OracleStatus.DROPPABLE, OracleStatus.NONE
+
+
+@pytest.mark.parametrize(
+    ("cases", "status", "detail"),
+    [
+        ([HOLDS], DROPPABLE, "all 1 tests pass without it"),
+        ([HOLDS, BOTH, REPAIRED, OF_ANOTHER, SKIPPED], DROPPABLE, "all 2 tests pass without it"),
+        ([HOLDS, LACKS, REPAIRED], NEEDED, "1 of 2 tests fail; the first: test_m: lacks: assert 1 == 2"),
+        ([HOLDS, DIFFER], NEEDED, "1 of 2 tests fail; the first: test_m: differ"),
+        ([LACKS, DEFECT], NEEDED, "1 of 1 tests fail; the first: test_m: lacks: assert 1 == 2"),
+        ([HOLDS, REPAIRED, DEFECT], NEEDED, "contradiction: all 1 tests pass, and so does one that finds the defect"),
+        ([REPAIRED], NONE, "no test in tests/tree is marked with it"),
+        ([DEFECT, OF_ANOTHER], NONE, "no test in tests/tree is marked with it"),
+        ([SKIPPED], NONE, "all 1 tests were skipped; the first: test_m: skipped: not of this line"),
+        ([case("alone", "passed")], NONE, "no test in tests/tree is marked with it"),
+        ([], NONE, "no test in tests/tree is marked with it"),
+    ],
+)
+def test_verdict(cases: list[Case], status: OracleStatus, detail: str) -> None:
+    found = oracles.verdict(P, cases)
+    assert (found.status, found.detail[: len(detail)]) == (status, detail)
+
+
+def test_a_patch_that_other_tiers_prove_says_so() -> None:
+    found = oracles.verdict(P, [], ("tests/tree/test_m.py", "tests/e2e/test_e.py", "tests/gpu/test_g.py"))
+    assert found == OracleVerdict(status=NONE, detail="proven by tests/e2e/test_e.py, tests/gpu/test_g.py alone")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("    def test_x():\n>       assert a\nE       assert [3] == [4]\nE         Full diff", "assert [3] == [4]"),
+        ("x: Traceback (most recent call last):\n  File\nImportError: no name 'a'\n", "ImportError: no name 'a'"),
+        ("the device is gone\nand more\n", "the device is gone"),
+        ("a" * 300, "a" * 199 + "…"),
+    ],
+)
+def test_the_reason_is_one_telling_line(text: str, reason: str) -> None:
+    failed = replace(case("t", "failed", "composed", message="cut\n[+1 more line]"), text=text)
+    assert oracles.verdict(P, [failed]).detail == f"1 of 1 tests fail; the first: test_m: t: {reason}"
+
+
+# --- judge ---
+
+
+@pytest.fixture
+def line() -> Line:
+    return LINES[DEFAULT_LINE]
+
+
+def test_without_a_base_nothing_is_built_and_nothing_is_judged(line: Line, tmp_path: Path) -> None:
+    found = oracles.judge(line, {}, tmp_path)
+    assert list(found) == [patch.name for patch in read_series(PROJECT / "patches" / line.name)]
+    assert {verdict.status for verdict in found.values()} == {OracleStatus.NOT_RUN}
+    assert found["gdn-beta-fp32.patch"].detail.endswith(
+        "expected the line's base, found none; run build.py base build first"
+    )
+
+
+def test_a_run_without_a_result_is_no_verdict(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> tuple[Case, ...]:
+        raise EngineError("tests: out of memory", do="read the log")
+
+    monkeypatch.setattr(oracles, "_ask", fails)
+    found = oracles.judge(line, {}, names=["gdn-beta-fp32.patch"])
+    verdict = OracleVerdict(status=OracleStatus.NOT_RUN, detail="tests: out of memory; read the log")
+    assert found == {"gdn-beta-fp32.patch": verdict}
+
+
+def test_only_modules_of_the_patches_in_question_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[str]] = []
+
+    def record(_line: Line, _files: Any, chosen: set[str], _build: Path) -> tuple[Case, ...]:
+        asked.append(chosen)
+        return ()
+
+    monkeypatch.setattr(oracles, "_ask", record)
+    oracles.judge(line, {}, names=["xpu-flush-keeps-graphs.patch", "dflash-selector-triton.patch", "unknown.patch"])
+    assert asked == [{"test_flush_cache", "test_selector_kernel", "test_dflash_models"}]
+
+
+def test_what_the_container_gets() -> None:
+    given = tree_tests.entries(DEFAULT_LINE, {"sglang/a.py": b"a"}, None, ["test_gdn_beta"], "-m", "patch")
+    paths = {entry.path: entry for entry in given}
+    assert [path for path in paths if path.startswith("tests/test_")] == ["tests/test_gdn_beta.py"]
+    assert {"run.py", "tests/conftest.py", "tests/drivers/gdn_beta.py", "tree/sglang/a.py"} <= paths.keys()
+    assert {"lib/pytest/__init__.py", "lib/hypothesis/__init__.py"} <= paths.keys()
+    assert not any(path.startswith("upstream/") for path in paths)
+    settings = paths["settings.json"].content
+    assert isinstance(settings, bytes)
+    environment = {"SGX_LINE": DEFAULT_LINE, "SGX_TREE": "/checks/tree", "SGX_UPSTREAM": "/checks/tree"}
+    assert json.loads(settings) == {"environment": environment, "options": ["-m", "patch"]}
+
+
+# --- from a mark to a verdict: pytest itself, on small trees ---
+
+DRIVER = """
+from .answer import answer
+import sglang
+
+def measure(case):
+    return getattr(sglang, case["call"])()
+
+if __name__ == "__main__":
+    answer(measure)
+"""
+TEST = """
+import pytest
+
+CASES = [{"name": name, "call": name} for name in ("double", "triple")]
+double, triple = pytest.mark.patch("double.patch"), pytest.mark.patch("triple.patch")
+
+@pytest.fixture(scope="module")
+def ours(composed):
+    return composed.measure("small", CASES)
+
+@pytest.fixture(scope="module")
+def theirs(upstream):
+    return upstream.measure("small", CASES[:1])
+
+@double
+def test_double(ours):
+    assert ours["double"] == 2
+
+@double
+def test_upstream_does_not(theirs):
+    assert theirs["double"] == 1
+
+@triple
+def test_triple(ours):
+    assert ours["triple"] == 3
+
+def test_nobodys(composed):
+    pass
+"""
+PLAIN = "def double():\n    return 1\n"
+FIXED = "def double():\n    return 2\n"
+GATED = "def double():\n    if False:\n        return 2\n    return 1\n"
+TRIPLE = "def triple():\n    return 3\n"
+
+
+def ask(folder: Path, source: str) -> tuple[Case, ...]:
+    """Run the small tests, with the real hooks of ``tests/tree``, on a tree of one file."""
+    tests = write_files(folder / "tests", {"test_small.py": TEST, "drivers/small.py": DRIVER})
+    for path in ("conftest.py", "drivers/__init__.py", "drivers/answer.py"):
+        shutil.copy(tree_tests.TESTS / path, tests / path)
+    write_files(folder, {"checks/fake_xpu.py": "", "tree/sglang/__init__.py": source})
+    tree = str(folder / "tree")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "patch", "-c", os.devnull]
+    command += ["--rootdir", str(tests), "--confcutdir", str(tests), f"--junitxml={folder / 'junit.xml'}", str(tests)]
+    done = subprocess.run(
+        command, env={**os.environ, "SGX_TREE": tree, "SGX_UPSTREAM": tree}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return tree_tests.parse((folder / "junit.xml").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("source", "double", "triple"),
+    [
+        (PLAIN, NEEDED, NEEDED),
+        (PLAIN + TRIPLE, NEEDED, DROPPABLE),
+        (FIXED, DROPPABLE, NEEDED),
+        (FIXED + TRIPLE, DROPPABLE, DROPPABLE),
+        (GATED + TRIPLE, NEEDED, DROPPABLE),
+        ("import of_our_overlay\n", NEEDED, NEEDED),
+    ],
+    ids=["plain", "one of two", "the other", "both", "gated off", "import fails"],
+)
+def test_a_tree_is_asked(tmp_path: Path, source: str, double: OracleStatus, triple: OracleStatus) -> None:
+    cases = ask(tmp_path, source)
+    assert {each.name for each in cases} == {"test_double", "test_upstream_does_not", "test_triple"}
+    found = {name: oracles.verdict(f"{name}.patch", cases) for name in ("double", "triple")}
+    assert {name: verdict.status for name, verdict in found.items()} == {"double": double, "triple": triple}
+    if "def triple" not in source:
+        reason = "ModuleNotFoundError: No module named" if "import" in source else "AttributeError: module 'sglang'"
+        assert reason in found["triple"].detail
+
+
+# --- marks ---
+
+
+@cache
+def marks(module: Path) -> dict[str, frozenset[str]]:
+    """By patch, the tests of a module that are marked with it and ask the tree under test."""
+    return dict(_marks(ast.parse(module.read_text(encoding="utf-8"))))
+
+
+def _marks(module: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
+    functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+    named = {ast.unparse(each.targets[0]): _names(each.value) for each in module.body if isinstance(each, ast.Assign)}
+    found: dict[str, set[str]] = {}
+    for name, function in functions.items():
+        if name.startswith("test_"):
+            of_test = {
+                patch for each in function.decorator_list for patch in named.get(ast.unparse(each), _names(each))
+            }
+            for patch in of_test | named.get("pytestmark", set()):
+                found.setdefault(patch, set()).update([name] if _asks(function, functions) else [])
+    yield from ((patch, frozenset(tests)) for patch, tests in found.items())
+
+
+def _names(node: ast.expr) -> set[str]:
+    """The names in ``pytest.mark.patch("a.patch", …)``, or in a list of such."""
+    calls = node.elts if isinstance(node, ast.List) else [node]
+    marked = [each for each in calls if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.patch"]
+    return {ast.literal_eval(argument) for each in marked for argument in each.args}
+
+
+def _asks(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
+    """Whether a test or fixture uses ``composed``, itself or by way of fixtures of its module."""
+    arguments = [argument.arg for argument in function.args.args]
+    return "composed" in arguments or any(_asks(functions[each], functions) for each in arguments if each in functions)
+
+
+MODULES = sorted(tree_tests.TESTS.glob("test_*.py"))
+
+
+def test_every_marked_name_is_in_a_series() -> None:
+    known = {patch.name for name in LINES for patch in read_series(PROJECT / "patches" / name)}
+    marked = {name: path.name for path in MODULES for name in marks(path)}
+    assert {name: path for name, path in marked.items() if name not in known} == {}
+
+
+@pytest.mark.parametrize(("line", "name"), PATCHES)
+def test_every_patch_has_an_oracle(line: Line, name: str) -> None:
+    """A test that is marked with it and asks the tree, in a module that its features name; or another tier's."""
+    proofs = oracles.proofs_of(line).get(name, ())
+    in_tree = [path for path in proofs if oracles.in_tree(path)]
+    assert proofs, f"no row of {line.name}'s features.yaml has `origin: patch {name}` and `run:`"
+    assert not in_tree or any(marks(PROJECT / path).get(name) for path in in_tree), f"not marked in {in_tree}"
+
+
+def test_marks_are_read() -> None:
+    source = """
+pytestmark = [pytest.mark.patch("a"), pytest.mark.slow]
+both = pytest.mark.patch("b", "c")
+def ours(composed): ...
+def theirs(upstream): ...
+@both
+@pytest.mark.parametrize("x", [1])
+def test_one(ours, x): ...
+@pytest.mark.patch("d")
+def test_two(theirs): ...
+def test_three(composed): ...
+"""
+    one, asking = frozenset({"test_one"}), frozenset({"test_one", "test_three"})
+    assert dict(_marks(ast.parse(source))) == {"a": asking, "b": one, "c": one, "d": frozenset()}
