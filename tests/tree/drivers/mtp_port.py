@@ -35,13 +35,13 @@ sgl_kernel.causal_conv1d_update_xpu = no_rollback
 from sglang.kernels.ops.mamba.causal_conv1d_triton import (  # type: ignore[import-not-found]  # noqa: E402
     causal_conv1d_update,
 )
+from sglang.kernels.ops.mamba.mamba_state_scatter_triton import (  # type: ignore[import-not-found]  # noqa: E402
+    scatter_mamba_states_after_mtp_verify,
+)
 from sglang.srt.configs.mamba_utils import (  # type: ignore[import-not-found]  # noqa: E402
     Mamba2CacheParams,
     Mamba2StateDType,
     Mamba2StateShape,
-)
-from sglang.srt.layers.attention.hybrid_linear_attn_backend import (  # type: ignore[import-not-found]  # noqa: E402
-    HybridLinearAttnBackend,
 )
 from sglang.srt.layers.attention.linear import gdn_backend  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.layers.attention.linear.gdn_backend import (  # type: ignore[import-not-found]  # noqa: E402
@@ -196,6 +196,7 @@ def layer_of(made: Any, lengths: Sequence[int]) -> GDNAttnBackend:
         state_checkpoint_cu_starts=None,
         num_state_checkpoints=0,
         state_checkpoint_every_n_tokens=0,
+        conv_block_table=None,  # a later release's
     )
     return backend
 
@@ -322,23 +323,10 @@ def commit(track: bool) -> dict[str, Any]:
     cache = dataclasses.replace(cache, intermediate_conv_window=[window])
     for tensor in (*cache.conv, cache.temporal):
         tensor.zero_()
-    linear = SimpleNamespace(
-        _translate_mamba_indices=lambda indices: indices,
-        accept_lens_pool=None,  # a later release's, for KDA
-        forward_metadata=SimpleNamespace(mamba_cache_indices=IN_SLOTS),
-        req_to_token_pool=SimpleNamespace(mamba_pool=made, get_speculative_mamba2_params_all_layers=lambda: cache),
-    )
-    steps = {
-        "last_correct_step_indices": torch.tensor([0, 7, 3]),
-        "mamba_track_indices": torch.tensor([2, 3, 3]) if track else None,
-        "mamba_steps_to_track": torch.tensor([-1, 5, -1]) if track else None,
-        "model": None,
-    }
+    tracked = (torch.tensor([2, 3, 3]), torch.tensor([-1, 5, -1])) if track else (None, None)
     with mock.patch.object(torch.Tensor, "is_xpu", True):
         result = stopped(
-            lambda: HybridLinearAttnBackend.update_mamba_state_after_mtp_verify(
-                SimpleNamespace(linear_attn_backend=linear), **steps
-            )
+            lambda: scatter_mamba_states_after_mtp_verify(cache, IN_SLOTS, torch.tensor([0, 7, 3]), *tracked)
         )
     if result["error"] is not None:
         return result
