@@ -1,6 +1,7 @@
 """One hunk on one text: every verdict, what bytes make of it, and what holds for any text and any edit."""
 
 import difflib
+from collections import Counter
 
 import pytest
 from hypothesis import assume, given, settings
@@ -339,7 +340,8 @@ def test_on_its_result_a_telling_hunk_is_upstream(edit: tuple[bytes, bytes], con
     for wanted in hunks(old, new, context):
         changed = [line for line in wanted.new if line not in wanted.old]
         assume(any(map(is_telling, changed)) and not occurrences(split_lines(new), list(wanted.old)))
-        assume(not any(line in wanted.new for line in set(wanted.old) - set(wanted.new)))
+        # A removed line of which another copy stays tells nothing.
+        assume(not any(line in wanted.new for line in Counter(wanted.old) - Counter(wanted.new)))
         assert against(wanted, new, before=old).status is HunkStatus.UPSTREAM
 
 

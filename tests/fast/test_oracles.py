@@ -259,10 +259,10 @@ def _marks(module: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _names(node: ast.expr) -> set[str]:
-    """The names in ``pytest.mark.patch("a.patch", …)``, or in a list of such."""
-    calls = node.elts if isinstance(node, ast.List) else [node]
-    marked = [each for each in calls if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.patch"]
-    return {ast.literal_eval(argument) for each in marked for argument in each.args}
+    """The names in ``pytest.mark.patch("a.patch", …)``, wherever it stands: alone, in a list, or on one parameter."""
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    marked = [each for each in calls if ast.unparse(each.func) == "pytest.mark.patch"]
+    return {each.value for call in marked for each in call.args if isinstance(each, ast.Constant)}
 
 
 def _asks(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
@@ -301,6 +301,9 @@ def test_one(ours, x): ...
 @pytest.mark.patch("d")
 def test_two(theirs): ...
 def test_three(composed): ...
+@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.patch("e")), 2])
+def test_four(ours, x): ...
 """
-    one, asking = frozenset({"test_one"}), frozenset({"test_one", "test_three"})
-    assert dict(_marks(ast.parse(source))) == {"a": asking, "b": one, "c": one, "d": frozenset()}
+    one, asking = frozenset({"test_one"}), frozenset({"test_one", "test_three", "test_four"})
+    four = frozenset({"test_four"})
+    assert dict(_marks(ast.parse(source))) == {"a": asking, "b": one, "c": one, "d": frozenset(), "e": four}
