@@ -262,7 +262,7 @@ def _names(node: ast.expr) -> set[str]:
     """The names in ``pytest.mark.patch("a.patch", …)``, wherever it stands: alone, in a list, or on one parameter."""
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     marked = [each for each in calls if ast.unparse(each.func) == "pytest.mark.patch"]
-    return {each.value for call in marked for each in call.args if isinstance(each, ast.Constant)}
+    return {str(each.value) for call in marked for each in call.args if isinstance(each, ast.Constant)}
 
 
 def _asks(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
