@@ -626,6 +626,7 @@ def rebase(release: str, series: Path | None, page: Path | None, line_name: str,
     if as_json:
         emit({"exact": report.exact, **report.model_dump(mode="json")})
     else:
+        console.out.print(rebase_text.title(report), markup=False)
         console.out.print(rebase_text.table(report))
         for line in rebase_text.details(report):
             console.out.print(line, markup=False)

@@ -24,13 +24,16 @@ TOKENS = re.compile(rb"\w+|[^\w\s]")
 COMPARED_LINES = 60
 """Of a long hunk, so many lines are compared with what looks like them."""
 SHOWN = 0.3
-"""Least similarity that is worth a look."""
+ELSEWHERE = 0.6
+"""Least similarity that is worth a look: of lines where nothing tells the place, and of lines away from the place."""
 PARTIAL_LINES = 3
 PARTIAL_SHARE = 0.6
 """Of at least so many added lines, so many must be there for a change to count as made in part."""
 HOME_BONUS = 0.45
 SCOPE_BONUS = 0.2
-"""By so much lines elsewhere must be more similar than those where the old ones stood, or in the same function."""
+RESULT_MALUS = 0.15
+"""By so much lines elsewhere must be more similar than those where the old ones stood, or in the same function; and by
+so much a hunk's result, which is longer, than its old text."""
 
 
 @dataclass(frozen=True)
@@ -427,7 +430,7 @@ class _Judge:
         if any(is_telling(line) for group in self.groups for line in group.added):
             found.append(self._similar(self.hunk.new, is_result=True))
         near = [entry for entry in found if entry is not None]
-        return max(near, key=lambda entry: entry.similarity, default=None)
+        return max(near, key=lambda entry: entry.similarity - RESULT_MALUS * entry.is_result, default=None)
 
     def _similar(self, wanted: tuple[bytes, ...], is_result: bool, places: Sequence[int] = ()) -> Near | None:
         wanted = wanted[:COMPARED_LINES]
@@ -436,13 +439,13 @@ class _Judge:
         for at in places or [*home, *self._candidates(wanted)]:
             in_same = bool(self.hunk.heading) and self._is_here(at)
             bonus = HOME_BONUS if at in home else SCOPE_BONUS if in_same else 0
+            least = 0 if places or at in home else ELSEWHERE if home else SHOWN
             for count in sorted({len(wanted), len(wanted) + 3, 2 * len(wanted)}):
                 start, end = _trimmed(wanted, self.lines, at, min(at + count, len(self.lines)))
                 similarity = self._likeness(wanted, start, end)
-                near = Near(start, end, similarity, is_result, wanted)
-                found.append((similarity + bonus, near))
-        best = max(found, key=lambda entry: entry[0], default=None)
-        return best[1] if best and best[0] >= SHOWN else None
+                if similarity >= least:
+                    found.append((similarity + bonus, Near(start, end, similarity, is_result, wanted)))
+        return max(found, key=lambda entry: entry[0])[1] if found else None
 
     def _result_near(self, group: _Group, at: int) -> Near | None:
         """The lines around what upstream has of the hunk's result: the added lines of ``group`` are at ``at``."""

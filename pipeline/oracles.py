@@ -5,6 +5,7 @@ tests run the code, so a patch whose text is upstream but is never reached is st
 """
 
 import contextlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +24,10 @@ LIMITS = container.Limits(memory=tree_tests.LIMITS.memory, seconds=1800)
 """Time for a busy machine: three minutes on two free cores."""
 TITLE = "Ask the oracles about the new release"
 REASON_LIMIT = 200
+TRACEBACK = "Traceback (most recent call last)"
+"""In pytest's report only where a driver raised: its own tracebacks look otherwise."""
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""At the start of the line that ends a traceback."""
 
 
 def judge(
@@ -95,8 +100,7 @@ def verdict(name: str, cases: Sequence[Case], proofs: Collection[str] = ()) -> O
         return OracleVerdict(status=OracleStatus.NONE, detail=_without(name, cases, proofs))
     failed = [case for case in asking if case.outcome is Outcome.FAILED]
     if failed:
-        detail = f"{len(failed)} of {len(asking)} tests fail; the first: {_shown(failed[0])}"
-        return OracleVerdict(status=OracleStatus.NEEDED, detail=detail)
+        return OracleVerdict(status=OracleStatus.NEEDED, detail=_failing(failed, len(asking)))
     defect = [case for case in mine if case.trees == {"upstream"} and case.outcome is Outcome.PASSED]
     if defect:
         detail = f"contradiction: all {len(asking)} tests pass, and so does one that finds the defect: "
@@ -113,19 +117,26 @@ def _without(name: str, cases: Sequence[Case], proofs: Collection[str]) -> str:
     return f"proven by {', '.join(elsewhere)} alone" if elsewhere else "no test in tests/tree is marked with it"
 
 
+def _failing(failed: Sequence[Case], asked: int) -> str:
+    """Of how many tests which fail; one that found something wrong says more than one that could not ask."""
+    wrong = [case for case in failed if TRACEBACK not in case.text]
+    detail = f"{len(failed)} of {asked} tests fail; the first: {_shown((wrong or failed)[0])}"
+    return detail if wrong else f"{detail}; none found anything wrong: code that they call is not there, or is another"
+
+
 def _shown(case: Case) -> str:
     reason = _reason(case)
     return f"{case.module}: {case.name}" + (f": {reason}" if reason else "")
 
 
 def _reason(case: Case) -> str:
-    """The line of pytest's report that says why: what was raised, of a driver's traceback the last, else the first.
+    """The line of pytest's report that says why: what was raised, here or in a driver, else the first.
 
-    The message of the XML is no use here: pytest cuts it after its first line.
+    The message of the XML is no use: pytest cuts it after its first line.
     """
     lines = [line for line in (case.text or case.message).splitlines() if line.strip()]
     raised = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
-    if not raised and any("Traceback " in line for line in lines):
-        lines.reverse()
+    if TRACEBACK in case.text:
+        raised = [line for line in lines if EXCEPTION.match(line)][-1:]
     reason = next(iter(raised or lines), "").strip()
     return reason if len(reason) <= REASON_LIMIT else f"{reason[: REASON_LIMIT - 1]}…"

@@ -460,8 +460,6 @@ def _imports(
 ) -> tuple[tuple[OverlayVerdict, ...], tuple[str, ...]]:
     """Verdicts on the overlays, and the imports of patched files that the new tree cannot answer."""
     tree = {**series.pristine, **series.changed}
-    for path in series.gone:
-        tree.pop(path, None)
     owner = {path: name for name, files in brought.items() for path in files if path not in new.tree.files}
     origins = {path: f"overlay:{owner[path]}" if path in owner else new.name for path in tree}
     problems = _missing(tree, {*owner, *series.changed}, origins, new.tree)

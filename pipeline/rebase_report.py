@@ -23,7 +23,7 @@ class HunkStatus(StrEnum):
     FUZZ = "fuzz"
     """Fits only with less context; never applied."""
     PARTLY = "partly"
-    """Some of its changes are there already, others are not."""
+    """Some of its changes are there already, or most lines of one, and others are not."""
     CONFLICT = "conflict"
     """Fits nowhere, or not in one place alone."""
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.hunk_match import SHOWN
 from pipeline.rebase_page import place, verdict
 from pipeline.rebase_report import HunkStatus, HunkVerdict, OverlayStatus, PatchVerdict, RebaseReport
 from pipeline.upstream_changes import NameChange, UpstreamChanges
@@ -14,7 +15,7 @@ from pipeline.upstream_changes import NameChange, UpstreamChanges
 def table(report: RebaseReport) -> Table:
     """One row a patch."""
     oracles = any(patch.oracle for patch in report.patches)
-    found = Table("patch", "verdict", "hunks", *(["without it"] if oracles else []), title=title(report))
+    found = Table("patch", "verdict", "hunks", *(["without it"] if oracles else []))
     for patch in report.patches:
         counts = [f"{patch.count(status)} {status}" for status in HunkStatus if patch.count(status)]
         row = [patch.name, str(patch.status), ", ".join(counts)]
@@ -26,7 +27,7 @@ def title(report: RebaseReport) -> str:
     """What is put onto what."""
     old = f" (made for {report.old})" if report.old else ""
     sha256 = f", sha256 {report.onto_sha256}" if report.onto_sha256 else ""
-    return escape(f"{report.series}{old} onto {report.onto}{sha256}")
+    return f"{report.series}{old} onto {report.onto}{sha256}"
 
 
 def details(report: RebaseReport) -> Iterator[str]:
@@ -68,7 +69,10 @@ def _file(file: str, hunks: list[HunkVerdict]) -> Iterator[str]:
         near = hunk.nearest
         if near is not None:
             moved = f" of {near.file}" if near.file != hunk.file else ""
-            yield f"      nearest: line {near.line}{moved}, {near.similarity:.0%} like its {near.of}:"
+            like = (
+                f"{near.similarity:.0%} like its {near.of}" if near.similarity >= SHOWN else "by what stands around it"
+            )
+            yield f"      nearest: line {near.line}{moved}, {like}:"
             yield from (f"        {line}" for line in near.diff.splitlines())
 
 

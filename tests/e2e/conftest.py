@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch  # type: ignore[import-not-found]  # in the base image only
 
-from tests.e2e.support import tiny_models
+from tests.e2e.support import shims, tiny_models
 from tests.e2e.support.engines import Engines
 from tests.e2e.support.reference import Reference
 from tests.e2e.support.tiny_models import Models
@@ -45,6 +45,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 @pytest.fixture(scope="session")
 def upstream_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Engines of the tree without our patches."""
+    if shims.release_of(_trees()[1]) == "0.5.18":
+        pytest.skip("without patches this release starts no draft where torch has no CUDA")
     with Engines(_trees()[1], tmp_path_factory.mktemp("upstream"), patched=False) as found:
         yield found
 

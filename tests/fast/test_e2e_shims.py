@@ -77,4 +77,17 @@ def test_module_that_is_imported_already_is_refused(imported: Import) -> None:
 def test_the_page_lists_every_shim_with_its_reason() -> None:
     section = PAGE.read_text(encoding="utf-8").split("\n## Shims\n")[1]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{shim.module}` | {shim.why} |" for shim in shims.SHIMS + shims.OURS]
+    groups = {"every": shims.EVERY_RELEASE}
+    groups |= {release: shims.OF_RELEASE[release] + shims.OURS[release] for release in shims.OF_RELEASE}
+    assert rows == [f"| `{shim.module}` | {name} | {shim.why} |" for name, group in groups.items() for shim in group]
+
+
+def test_a_release_that_nobody_tried_is_refused_by_name(tmp_path: Path) -> None:
+    version = tmp_path / "sglang" / "_version.py"
+    version.parent.mkdir()
+    version.write_text("__version__ = version = '0.5.99'\n")
+    with pytest.raises(ImportError, match=r"expected SGLang 0.5.18 or 0.5.23, found 0.5.99"):
+        shims.of(tmp_path, patched=True)
+    version.write_text("__version__ = '0.5.23'\n")
+    with pytest.raises(ImportError, match="expected a release in"):
+        shims.of(tmp_path, patched=True)

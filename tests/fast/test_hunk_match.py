@@ -90,6 +90,18 @@ def test_equally_near_places_are_no_place() -> None:
     )
 
 
+def test_in_other_functions_alone_several_places_are_none() -> None:
+    block = b"    x = read()\n    y = compute(1)\n    z = write()\n"
+    text = b"def a():\n" + block + b"\n\ndef b():\n" + block
+    old = tuple(split_lines(block))
+    wanted = Hunk(3, 3, old, (old[0], b"    y = 3\n", old[2]), b"def gone():")
+    found = against(wanted, text)
+    assert (found.status, found.places) == (HunkStatus.CONFLICT, (1, 7))
+    # Nor is one chosen where a line of context has gone, too.
+    found = against(wanted, text.replace(b"x = read()", b"x = read_all()"))
+    assert found.status is HunkStatus.CONFLICT
+
+
 def test_another_function_is_named() -> None:
     found = against(hunk(FILE, TWO), b"# new\n" + FILE.replace(b"def two(self)", b"def other(self)"))
     assert found.status is HunkStatus.CONFLICT or found.status is HunkStatus.FUZZ
@@ -127,6 +139,30 @@ def test_what_stood_in_the_file_before_is_no_news() -> None:
     assert against(wanted, old.replace(b"second", b"other"), before=old).status is HunkStatus.FUZZ
     upstream = new.replace(b"second", b"other")
     assert against(wanted, upstream, before=old).status is HunkStatus.UPSTREAM
+
+
+def test_a_result_that_stood_elsewhere_before_is_no_news() -> None:
+    before = b"start = open()\nvalue = 2\nend = close()\n" + FILE + b"start = open()\nvalue = 1\nend = close()\n"
+    at = before.rindex(b"value = 1")
+    wanted = hunk(before, before[:at] + b"value = 2" + before[at + 9 :], context=1)
+    wanted = Hunk(wanted.old_start, wanted.new_start, wanted.old, wanted.new)
+    text = before[:at] + b"value = other()" + before[at + 9 :]
+    assert against(wanted, text, before=before).status is HunkStatus.CONFLICT
+    assert against(wanted, before[:at] + b"value = 2" + before[at + 9 :], before=before).status is HunkStatus.UPSTREAM
+
+
+def test_a_result_where_the_old_text_stands_as_well_is_not_upstream() -> None:
+    new, old = b"start = open()\nvalue = 2\nend = close()\n", b"start = open()\nvalue = 1\nend = close()\n"
+    wanted = Hunk(1, 1, tuple(split_lines(old)), tuple(split_lines(new)))
+    found = against(wanted, new + b"between = 3\n" * 5 + old)
+    assert (found.status, found.at) == (HunkStatus.MOVED, 8)
+
+
+def test_the_same_addition_in_another_function_is_another_one() -> None:
+    line = b"        remember_everything(self)\n"
+    wanted = hunk(FILE, FILE.replace(b"        return alpha", line + b"        return alpha"))
+    other = FILE.replace(b"        return gamma", line + b"        return gamma")
+    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, stated(wanted))
 
 
 def test_what_the_series_itself_brought_proves_nothing() -> None:
@@ -200,6 +236,17 @@ def test_a_text_that_is_gone_is_a_conflict_with_the_nearest_lines() -> None:
     assert (found.near.at, found.near.end, found.near.is_result) == (6, 11, False)
     shown = difference(found.near.wanted, split_lines(text)[found.near.at : found.near.end]).splitlines()
     assert shown[2:4] == ["-        beta = compute(2)", "+        beta = compute_all(2, fast=True)"]
+
+
+def test_weak_likeness_elsewhere_does_not_lead_away_from_the_place() -> None:
+    names = [b"SETTING_%d_OF_PART = EnvInt(%d)\n" % (number, number % 5) for number in range(40)]
+    before = b"".join([*names[:30], b"SETTING_OTHER_NAME = EnvInt(4)\n", b"\n", b"# Quantization\n", *names[30:]])
+    after = before.replace(b"(4)\n\n#", b"(4)\nSETTING_OURS = EnvBool(True)\n\n#")
+    text = before.replace(b"SETTING_OTHER_NAME = EnvInt(4)\n", b"")
+    found = against(hunk(before, after, context=1), text, before=before)
+    assert found.status is HunkStatus.CONFLICT
+    assert found.near is not None
+    assert found.near.at == 30
 
 
 def test_line_ends_and_white_space_count_and_are_named() -> None:

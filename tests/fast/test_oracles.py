@@ -77,7 +77,6 @@ def test_a_patch_that_other_tiers_prove_says_so() -> None:
     ("text", "reason"),
     [
         ("    def test_x():\n>       assert a\nE       assert [3] == [4]\nE         Full diff", "assert [3] == [4]"),
-        ("x: Traceback (most recent call last):\n  File\nImportError: no name 'a'\n", "ImportError: no name 'a'"),
         ("the device is gone\nand more\n", "the device is gone"),
         ("a" * 300, "a" * 199 + "…"),
     ],
@@ -85,6 +84,18 @@ def test_a_patch_that_other_tiers_prove_says_so() -> None:
 def test_the_reason_is_one_telling_line(text: str, reason: str) -> None:
     failed = replace(case("t", "failed", "composed", message="cut\n[+1 more line]"), text=text)
     assert oracles.verdict(P, [failed]).detail == f"1 of 1 tests fail; the first: test_m: t: {reason}"
+
+
+RAISED = "x: Traceback (most recent call last):\n  File\nOSError: offline\nSee the manual.\n"
+
+
+def test_what_a_driver_raised_is_told_apart() -> None:
+    raised = replace(case("raised", "failed", "composed"), text=RAISED)
+    alone = oracles.verdict(P, [raised])
+    assert alone.status is NEEDED
+    assert "the first: test_m: raised: OSError: offline; none found anything wrong" in alone.detail
+    beside = oracles.verdict(P, [raised, LACKS])
+    assert beside.detail == "2 of 2 tests fail; the first: test_m: lacks: assert 1 == 2"
 
 
 # --- judge ---

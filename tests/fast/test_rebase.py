@@ -107,6 +107,25 @@ def test_a_patch_with_some_hunks_upstream_is_partly_so(tmp_path: Path) -> None:
     assert patch.status is PARTLY
 
 
+def test_one_result_upstream_speaks_for_one_hunk_alone(tmp_path: Path) -> None:
+    block = "start = open()\nvalue = 1\nend = close()\n"
+    old = block + FILE + block
+    (patch,) = judged(
+        tmp_path,
+        [{PATH: old}, {PATH: old.replace("value = 1\n", "value = 2\n")}],
+        {PATH: block.replace("value = 1", "value = 2") + FILE + block.replace("value = 1", "value = other()")},
+    )
+    assert [entry.status for entry in patch.hunks] == [UPSTREAM, CONFLICT]
+
+
+def test_where_one_hunk_went_the_next_is_looked_for(tmp_path: Path) -> None:
+    block = "start = open()\nvalue = 1\nend = close()\n"
+    old = FILE + block
+    new = edited(old, value_9="nine = 9\n").replace("value = 1\n", "value = 2\n")
+    (patch,) = judged(tmp_path, [{PATH: old}, {PATH: new}], {PATH: block * 7 + FILE + block}, context=1)
+    assert [(entry.status, entry.offset) for entry in patch.hunks] == [(MOVED, 21), (MOVED, 21)]
+
+
 # Cascades
 
 
@@ -198,6 +217,14 @@ def test_a_file_that_a_patch_brought_or_removed_is_so_for_the_next(tmp_path: Pat
     found = rebase.of_folder(tmp_path, release({"sglang/gone.py": "one = 1\ntwo = 2\n"})).patches
     assert [patch.status for patch in found] == [EXACT, EXACT, EXACT, CONFLICT]
     assert found[3].hunks[0].note == "3.patch removed the file"
+
+
+def test_a_file_that_is_made_anew_is_there_again(tmp_path: Path) -> None:
+    again = "--- /dev/null\n+++ b/sglang/gone.py\n@@ -0,0 +1 @@\n+one = 11\n"
+    change = diff("sglang/gone.py", "one = 11\n", "one = 12\n")
+    write_files(tmp_path, {"1.patch": GONE, "2.patch": again, "3.patch": change})
+    found = rebase.of_folder(tmp_path, release({"sglang/gone.py": "one = 1\ntwo = 2\n"})).patches
+    assert [patch.status for patch in found] == [EXACT, EXACT, EXACT]
 
 
 def test_a_file_that_moved_is_a_conflict_that_says_where_it_is(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,17 +88,11 @@ def e2e(request: pytest.FixtureRequest) -> Iterator[Future[tuple[tree_tests.Case
         return
     real: Real = request.getfixturevalue("real")
     log = request.getfixturevalue("tmp_path_factory").mktemp("e2e") / "log"
-    entries = [
-        LayerEntry("run.py", E2E / "run.py"),
-        *tree_tests.python_files(E2E, "tests/e2e"),
-        *tree_tests.libraries(),
-        *tree_tests.tree("upstream", inside.unpatched(real)),
-    ]
     # With a connection and an owner of its own: other tests clean up what they own.
     own = engine.find_or_start(BUILD)
     own = dataclasses.replace(own, owner=f"{own.owner}-e2e")
     with contextlib.closing(own.client), ThreadPoolExecutor(1) as pool:
-        yield pool.submit(inside.run, own, real.tag, entries, E2E_LIMITS, log)
+        yield pool.submit(end_to_end, own, real.tag, inside.unpatched(real), tree_tests.modules(E2E), log)
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +130,20 @@ def in_the_image(real: Real, modules: Collection[str], log: Path) -> tuple[tree_
     """Modules of tests/tree, in an image."""
     entries = tree_tests.entries(real.line.name, real.composed.files, inside.unpatched(real), modules)
     return inside.run(real.engine, real.tag, entries, tree_tests.LIMITS, log)
+
+
+def end_to_end(
+    running: Engine, tag: str, upstream: Mapping[str, bytes], modules: Collection[str], log: Path
+) -> tuple[tree_tests.Case, ...]:
+    """Modules of tests/e2e, in the image ``tag``, beside the tree without patches."""
+    left_out = {f"tests/e2e/{name}.py" for name in tree_tests.modules(E2E) if name not in modules}
+    entries = [
+        LayerEntry("run.py", E2E / "run.py"),
+        *(entry for entry in tree_tests.python_files(E2E, "tests/e2e") if entry.path not in left_out),
+        *tree_tests.libraries(),
+        *tree_tests.tree("upstream", upstream),
+    ]
+    return inside.run(running, tag, entries, E2E_LIMITS, log)
 
 
 @pytest.fixture(scope="session")

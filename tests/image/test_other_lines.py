@@ -15,7 +15,7 @@ from pipeline.files import BUILD
 from pipeline.manifest import lines, load_line
 from pipeline.oci import LayerEntry
 from tests.image import inside
-from tests.image.conftest import Real, in_the_image, only
+from tests.image.conftest import Real, end_to_end, in_the_image, only
 
 OTHERS = [name for name in lines() if not load_line(name).is_main]
 [HISTORY] = [name for name in OTHERS if name == "qwen3.8-27b-20260819"]  # the same object: a fixture is kept by it
@@ -23,11 +23,15 @@ ROOT = "usr/local/lib/python3.11/dist-packages"
 WORKER, MODELS = "sglang/srt/speculative/dflash_worker_v2.py", "sglang/srt/models/dflash.py"
 
 
-def tree_modules(name: str) -> list[str]:
-    """Modules of tests/tree that rows of the line's features name, and the one that holds the rows themselves."""
+def named(name: str, tier: str) -> set[str]:
+    """Modules of a tier that rows of the line's features name."""
     rows = check_data.features(load_line(name)).carried
-    named = {Path(path).stem for row in rows for path in row.run if path.startswith("tests/tree/")}
-    return sorted({"test_feature_rows", *named})
+    return {Path(path).stem for row in rows for path in row.run if path.startswith(f"tests/{tier}/")}
+
+
+def tree_modules(name: str) -> list[str]:
+    """Modules of tests/tree that the line's rows name, and the one that holds the rows themselves."""
+    return sorted({"test_feature_rows", *named(name, "tree")})
 
 
 @pytest.mark.parametrize("other", OTHERS, indirect=True)
@@ -61,6 +65,29 @@ def test_module_is_sound_in_the_image(
     module: str,
 ) -> None:
     inside.assert_sound(cases, module)
+
+
+E2E_MODULES = [(name, module) for name in OTHERS for module in sorted(named(name, "e2e"))]
+
+
+@pytest.fixture(scope="module")
+def drafted(other: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
+    """The end-to-end tests of the line's rows: engines with tiny models, in its image."""
+    log = tmp_path_factory.mktemp("e2e") / "log"
+    return end_to_end(other.engine, other.tag, inside.unpatched(other), named(other.line.name, "e2e"), log)
+
+
+@pytest.mark.parametrize(
+    ("other", "module"),
+    [(name, module) for name in OTHERS for module in sorted(named(name, "e2e"))],
+    indirect=["other"],
+)
+def test_end_to_end_module_is_sound_in_the_image(
+    other: Real,  # noqa: ARG001  whose image ``drafted`` ran in
+    drafted: tuple[tree_tests.Case, ...],
+    module: str,
+) -> None:
+    inside.assert_sound(drafted, module)
 
 
 @pytest.mark.parametrize("other", [HISTORY], indirect=True)

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
-pytestmark = pytest.mark.patch("xpu-dflash.patch")
+oracle = pytest.mark.patch("xpu-dflash.patch")
 
 LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 refused = pytest.mark.skipif(LINE == "qwen3.8-27b", reason="its base accepts DFLASH on XPU")
@@ -56,17 +56,20 @@ def name(case: Any) -> str:
     return case["name"] if isinstance(case, dict) else ""
 
 
+@oracle
 @pytest.mark.parametrize(("case", "backend"), RESOLVED, ids=name)
 def test_a_launch_resolves_the_drafts_backend(ours: dict[str, Any], case: dict[str, Any], backend: str) -> None:
     assert ours[case["name"]] == {"backend": backend}
 
 
+@oracle
 @refused
 @pytest.mark.parametrize(("case", "backend"), RESOLVED, ids=name)
 def test_upstream_refuses_the_device(theirs: dict[str, Any], case: dict[str, Any], backend: str) -> None:  # noqa: ARG001
     assert theirs[case["name"]] == {"error": "DFLASH speculative decoding only supports CUDA and NPU devices."}
 
 
+@oracle
 @pytest.mark.parametrize(("case", "backend"), ON_CUDA, ids=name)
 def test_cuda_resolves_as_before(
     ours: dict[str, Any], theirs: dict[str, Any], case: dict[str, Any], backend: str
@@ -78,32 +81,38 @@ def test_a_cpu_is_refused(ours: dict[str, Any]) -> None:
     assert ours[ON_CPU["name"]]["error"].startswith("DFLASH speculative decoding ")
 
 
+@oracle
 @pytest.mark.parametrize(("case", "backend"), BUILT, ids=name)
 def test_the_draft_is_built_with_its_backend(ours: dict[str, Any], case: dict[str, Any], backend: str) -> None:
     assert ours[case["name"]] == backend
 
 
+@oracle
 @refused
 @pytest.mark.parametrize(("case", "backend"), BUILT, ids=name)
 def test_upstream_builds_it_for_cuda(theirs: dict[str, Any], case: dict[str, Any], backend: str) -> None:  # noqa: ARG001
     assert theirs[case["name"]] == "flashinfer"
 
 
+@oracle
 def test_a_verification_needs_no_mask_of_its_own(ours: dict[str, Any]) -> None:
     assert ours["mask"] is False
     assert ours["mask elsewhere"] is True
 
 
+@oracle
 @refused
 def test_upstream_makes_one(theirs: dict[str, Any]) -> None:
     assert theirs["mask"] is True
 
 
+@oracle
 def test_the_worker_takes_its_kernels(ours: dict[str, Any]) -> None:
     assert set(ours["paths"].values()) == {True}
     assert len(ours["paths"]) >= 4
 
 
+@oracle
 @refused
 def test_upstreams_worker_takes_none(theirs: dict[str, Any]) -> None:
     assert set(theirs["paths"].values()) == {False}

@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds ``tests``."""
+SERVE = (sys.executable, "-m", "tests.e2e.support.serve")
 TIMEOUT_SECONDS = 600
 AT_ONCE = 2
 """Engines that run at the same time."""
@@ -130,7 +131,7 @@ class Engines(AbstractContextManager["Engines"]):
         path = os.pathsep.join([str(tree), str(ROOT)])
         self._log = (folder / "serve.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.support.serve", str(self._socket), "patched" if patched else "unpatched"],
+            [*SERVE, str(self._socket), str(tree), "patched" if patched else "unpatched"],
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -1,6 +1,6 @@
 """Imports one SGLang tree once, and forks an engine for each connection to a Unix socket.
 
-Run as ``python -m tests.e2e.support.serve SOCKET patched``, or ``unpatched``, whichever the tree is; says ``ready`` on
+Run as ``python -m tests.e2e.support.serve SOCKET TREE patched``, or ``unpatched``, whichever it is; says ``ready`` on
 standard output. A connection sends one line and gets one, both JSON:
 
     {"server_args": {…}, "log": <file>, "steps": [{"do": <method of Session>, …}, …]}
@@ -17,6 +17,7 @@ import json
 import os
 import socketserver
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.support import shims
@@ -142,8 +143,8 @@ def _import_tree() -> None:
 
 
 def main() -> None:
-    path, tree = sys.argv[1:]
-    shims.install(shims.SHIMS + shims.OURS if tree == "patched" else shims.SHIMS)
+    path, tree, state = sys.argv[1:]
+    shims.install(shims.of(Path(tree), patched=state == "patched"))
     _import_tree()
     with _Server(path, _Connection) as server:
         print("ready", flush=True)

@@ -13,6 +13,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -123,7 +124,7 @@ def _boolean_masks(interpreter: Any) -> None:
 
 _EXPONENTIALS = "    exp = tl.exp\n    exp2 = tl.math.exp2\n    log = tl.log\n    log2 = tl.log2\n"
 
-SHIMS: tuple[Shim, ...] = (
+EVERY_RELEASE: tuple[Shim, ...] = (
     Call("torch", _device_calls, "device properties, events and streams are asked of torch.cuda, and there is no GPU"),
     Call("triton", _first_configuration, "autotuning times every configuration of a kernel on a GPU"),
     Call(
@@ -139,25 +140,6 @@ SHIMS: tuple[Shim, ...] = (
             for name in ("exp", "exp2", "log", "log2")
         ),
         "the interpreter swaps a function of Triton's only where a kernel reaches it through `tl`, not by an alias",
-    ),
-    Replace(
-        "sglang.kernels.ops.attention.fla.chunk",
-        "assert q.dtype != torch.float32, (",
-        "assert True, (",
-        "the kernel refuses FP32 for speed's sake, and FP32 is what makes token ids comparable",
-    ),
-    Replace(
-        "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
-        "not (dst.is_cuda or dst.is_xpu) or ",
-        "",
-        "committing the recurrent state after a verification is refused for tensors in a CPU's memory",
-        times=2,
-    ),
-    Replace(
-        "sglang.srt.arg_groups.speculative_hook",
-        'cfg.device == "npu" or cfg.device == "xpu"\n',
-        'cfg.device in ("npu", "xpu", "cpu")\n',
-        "DFLASH is refused on a CPU",
     ),
     Replace(
         "sglang.srt.model_executor.model_runner",
@@ -177,24 +159,12 @@ SHIMS: tuple[Shim, ...] = (
         True,
         "without a known device the rotary embedding comes from vLLM, which is absent; torch computes it instead",
     ),
-    Set(
-        "sglang.kernels.ops.speculative.spec_tree",
-        "_is_xpu",
-        True,
-        "the draft tree is built, and verified greedily, by the Triton kernels that XPU runs",
-    ),
     Set("sglang.srt.speculative.eagle_utils", "_is_xpu", True, "MTP is verified the way XPU does it"),
     Set(
         "sglang.kernels.ops.speculative.cache_locs",
         "_is_xpu",
         True,
         "cache locations of a verification come from the Triton kernel that XPU runs",
-    ),
-    Set(
-        "sglang.srt.speculative.dflash_worker_v2",
-        "is_xpu",
-        lambda: True,
-        "the DFLASH worker takes its XPU choices: fused draft keys and values, Triton block, acceptance and window",
     ),
     Replace(
         "sglang.srt.managers.schedule_batch",
@@ -208,29 +178,97 @@ SHIMS: tuple[Shim, ...] = (
         lambda _server_args: None,
         "overlap scheduling is switched off for speculation on a CPU; its order of steps needs no device",
     ),
-    Set(
-        "sglang.srt.arg_groups.mamba_hook",
-        "_platform_supports_mamba_cache_extra_buffer",
-        lambda: True,
-        "snapshots of the recurrent state are offered on XPU, and refused where no device is known",
-    ),
 )
 
-OURS: tuple[Shim, ...] = (
-    Replace(
-        "sglang.srt.models.dflash",
-        "if hidden_states.is_xpu:",
-        "if True:",
-        "the selector proposes in one Triton launch on XPU (dflash-selector-triton.patch)",
+FP32 = "the kernel refuses FP32 for speed's sake, and FP32 is what makes token ids comparable"
+SCATTER = "committing the recurrent state after a verification is refused for tensors in a CPU's memory"
+DFLASH_ON_CPU = "DFLASH is refused on a CPU"
+SNAPSHOTS = "snapshots of the recurrent state are offered on XPU, and refused where no device is known"
+CHOICES = "the DFLASH worker takes its XPU choices: fused draft keys and values, Triton block, acceptance and window"
+
+OF_RELEASE: dict[str, tuple[Shim, ...]] = {
+    "0.5.18": (Replace("sglang.kernels.ops.attention.fla.chunk", "q.dtype != torch.float32\n", "True\n", FP32),),
+    "0.5.23": (
+        Replace("sglang.kernels.ops.attention.fla.chunk", "assert q.dtype != torch.float32, (", "assert True, (", FP32),
+        Replace(
+            "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
+            "not (dst.is_cuda or dst.is_xpu) or ",
+            "",
+            SCATTER,
+            times=2,
+        ),
+        Replace(
+            "sglang.srt.arg_groups.speculative_hook",
+            'cfg.device == "npu" or cfg.device == "xpu"\n',
+            'cfg.device in ("npu", "xpu", "cpu")\n',
+            DFLASH_ON_CPU,
+        ),
+        Set(
+            "sglang.kernels.ops.speculative.spec_tree",
+            "_is_xpu",
+            True,
+            "the draft tree is built, and verified greedily, by the Triton kernels that XPU runs",
+        ),
+        Set("sglang.srt.speculative.dflash_worker_v2", "is_xpu", lambda: True, CHOICES),
+        Set("sglang.srt.arg_groups.mamba_hook", "_platform_supports_mamba_cache_extra_buffer", lambda: True, SNAPSHOTS),
     ),
-    Replace(
-        "sglang.srt.mem_cache.memory_pool",
-        "tiled_on_xpu = (\n            _is_xpu\n            and ",
-        "tiled_on_xpu = (\n            ",
-        "draft keys and values are committed by the tiled Triton kernel on XPU (xpu-draft-kv-commit.patch)",
+}
+"""Beside ``EVERY_RELEASE``, by the release of the tree's SGLang."""
+
+OURS: dict[str, tuple[Shim, ...]] = {
+    "0.5.18": (
+        Replace(
+            "sglang.srt.arg_groups.speculative_hook",
+            'server_args.device in ("npu", "xpu")\n',
+            'server_args.device in ("npu", "xpu", "cpu")\n',
+            DFLASH_ON_CPU,
+        ),
+        Set("sglang.srt.speculative.dflash_worker_v2", "is_xpu", lambda: True, CHOICES),
+        Replace(
+            "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
+            "not (dst.is_cuda or dst.is_xpu) or ",
+            "",
+            SCATTER,
+            times=2,
+        ),
     ),
-)
-"""Beside ``SHIMS`` in the patched tree: where one of our patches asks for the device."""
+    "0.5.23": (
+        Replace(
+            "sglang.srt.models.dflash",
+            "if hidden_states.is_xpu:",
+            "if True:",
+            "the selector proposes in one Triton launch on XPU (dflash-selector-triton.patch)",
+        ),
+        Replace(
+            "sglang.srt.mem_cache.memory_pool",
+            "tiled_on_xpu = (\n            _is_xpu\n            and ",
+            "tiled_on_xpu = (\n            ",
+            "draft keys and values are committed by the tiled Triton kernel on XPU (xpu-draft-kv-commit.patch)",
+        ),
+    ),
+}
+"""In a patched tree as well: where one of our patches asks for the device."""
+
+
+def release_of(tree: Path) -> str:
+    """The release of a tree's SGLang, from the file that its build wrote."""
+    source = (tree / "sglang" / "_version.py").read_text(encoding="utf-8")
+    found = re.search(r"^__version__ = version = '([^']+)'$", source, re.MULTILINE)
+    if found is None:
+        raise ImportError(f"{tree}: expected a release in sglang/_version.py, found {source[-200:]!r}")
+    return found[1]
+
+
+def of(tree: Path, *, patched: bool) -> tuple[Shim, ...]:
+    """The shims of a tree.
+
+    Raises:
+        ImportError: nobody has tried its release.
+    """
+    release = release_of(tree)
+    if release not in OF_RELEASE:
+        raise ImportError(f"shims: expected SGLang {' or '.join(OF_RELEASE)}, found {release}")
+    return EVERY_RELEASE + OF_RELEASE[release] + (OURS[release] if patched else ())
 
 
 class _Loader(importlib.abc.Loader):
@@ -287,7 +325,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install(shims: Sequence[Shim] = SHIMS) -> None:
+def install(shims: Sequence[Shim]) -> None:
     """Apply the shims to modules that are imported from now on.
 
     Raises:
