@@ -122,8 +122,8 @@ def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
 
 @pytest.fixture(scope="session")
 def main_cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
-    """All tests of tests/tree, in the main line's image."""
-    return in_the_image(real, tree_tests.modules(), tmp_path_factory.mktemp("tree") / "log")
+    """The tests of tests/tree that speak for the main line, in its image."""
+    return in_the_image(real, inside.tree_modules(real.line.name), tmp_path_factory.mktemp("tree") / "log")
 
 
 def in_the_image(real: Real, modules: Collection[str], log: Path) -> tuple[tree_tests.Case, ...]:

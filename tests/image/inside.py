@@ -4,14 +4,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import container, tree_tests
+from pipeline import check_data, container, tree_tests
 from pipeline.errors import EngineError
+from pipeline.manifest import lines, load_line
 from pipeline.oci import LayerEntry
 from pipeline.store import Engine
 from pipeline.tree_tests import Case, Outcome
 
 if TYPE_CHECKING:
     from tests.image.conftest import Real
+
+
+def named(line: str, tier: str) -> set[str]:
+    """Modules of a tier that rows of a line's features name."""
+    rows = check_data.features(load_line(line)).carried
+    return {Path(path).stem for row in rows for path in row.run if path.startswith(f"tests/{tier}/")}
+
+
+def tree_modules(line: str) -> list[str]:
+    """Modules of tests/tree to run in a line's image: those that its rows name, and the one that holds the rows.
+
+    The main line also runs what no line's rows name: tests of tools and of facts.
+    """
+    chosen = {"test_feature_rows", *named(line, "tree")}
+    if load_line(line).is_main:
+        chosen |= set(tree_tests.modules()).difference(*(named(each, "tree") for each in lines()))
+    return sorted(chosen)
 
 
 def unpatched(real: "Real") -> Mapping[str, bytes]:

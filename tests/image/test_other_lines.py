@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import check_data, oci, pins, tree_tests
 from pipeline import compose as composing
 from pipeline import image as images
+from pipeline import oci, pins, tree_tests
 from pipeline.documents import CheckStatus
 from pipeline.files import BUILD
 from pipeline.manifest import lines, load_line
@@ -21,17 +21,6 @@ OTHERS = [name for name in lines() if not load_line(name).is_main]
 [HISTORY] = [name for name in OTHERS if name == "qwen3.8-27b-20260819"]  # the same object: a fixture is kept by it
 ROOT = "usr/local/lib/python3.11/dist-packages"
 WORKER, MODELS = "sglang/srt/speculative/dflash_worker_v2.py", "sglang/srt/models/dflash.py"
-
-
-def named(name: str, tier: str) -> set[str]:
-    """Modules of a tier that rows of the line's features name."""
-    rows = check_data.features(load_line(name)).carried
-    return {Path(path).stem for row in rows for path in row.run if path.startswith(f"tests/{tier}/")}
-
-
-def tree_modules(name: str) -> list[str]:
-    """Modules of tests/tree that the line's rows name, and the one that holds the rows themselves."""
-    return sorted({"test_feature_rows", *named(name, "tree")})
 
 
 @pytest.mark.parametrize("other", OTHERS, indirect=True)
@@ -53,11 +42,11 @@ def test_image_that_is_made_again_has_the_same_digest(other: Real, tmp_path: Pat
 @pytest.fixture(scope="module")
 def cases(other: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
     """The tests of the line's modules, in its image."""
-    return in_the_image(other, tree_modules(other.line.name), tmp_path_factory.mktemp("tree") / "log")
+    return in_the_image(other, inside.tree_modules(other.line.name), tmp_path_factory.mktemp("tree") / "log")
 
 
 @pytest.mark.parametrize(
-    ("other", "module"), [(name, module) for name in OTHERS for module in tree_modules(name)], indirect=["other"]
+    ("other", "module"), [(name, module) for name in OTHERS for module in inside.tree_modules(name)], indirect=["other"]
 )
 def test_module_is_sound_in_the_image(
     other: Real,  # noqa: ARG001  whose image ``cases`` ran in
@@ -67,19 +56,19 @@ def test_module_is_sound_in_the_image(
     inside.assert_sound(cases, module)
 
 
-E2E_MODULES = [(name, module) for name in OTHERS for module in sorted(named(name, "e2e"))]
+E2E_MODULES = [(name, module) for name in OTHERS for module in sorted(inside.named(name, "e2e"))]
 
 
 @pytest.fixture(scope="module")
 def drafted(other: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
     """The end-to-end tests of the line's rows: engines with tiny models, in its image."""
     log = tmp_path_factory.mktemp("e2e") / "log"
-    return end_to_end(other.engine, other.tag, inside.unpatched(other), named(other.line.name, "e2e"), log)
+    return end_to_end(other.engine, other.tag, inside.unpatched(other), inside.named(other.line.name, "e2e"), log)
 
 
 @pytest.mark.parametrize(
     ("other", "module"),
-    [(name, module) for name in OTHERS for module in sorted(named(name, "e2e"))],
+    [(name, module) for name in OTHERS for module in sorted(inside.named(name, "e2e"))],
     indirect=["other"],
 )
 def test_end_to_end_module_is_sound_in_the_image(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import fake_xpu  # type: ignore[import-not-found]  # in checks/, see conftest.py
 from .answer import Case, answer
 
 fake_xpu.install()
+os.environ.pop("SGLANG_DFLASH_EXPECTED_ARCHITECTURE", None)  # the image's; the guard would look for the draft
 
 from sglang.srt.arg_groups import overrides, speculative_hook  # type: ignore[import-not-found]  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]  # noqa: E402
