@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from pipeline import compose as composing
-from pipeline import stages
+from pipeline import imports, stages
+from pipeline.compose import OVERLAYS, PATCHES
 from pipeline.errors import ComposeError
 from pipeline.files import BUILD
 from pipeline.manifest import MANIFESTS, Line, load_line
@@ -41,6 +42,26 @@ def without(tmp_path: Path) -> Callable[[str], Line]:
 def test_sound_line_composes() -> None:
     composed = composing.compose(load_line(NAME))
     assert {composed.record.files[path].origin for path in FILES} == {"source:dflash2"}
+
+
+def broken_imports(patches: list[str], folder: Path) -> set[str]:
+    """What imports of the line's tree do not find, with these of its patches alone."""
+    (folder / "series").write_text("".join(f"{name}\n" for name in patches))
+    for name in patches:
+        shutil.copy(PATCHES / NAME / name, folder)
+    draft = composing.Draft()
+    for _ in composing.grow(draft, load_line(NAME), BUILD, OVERLAYS, folder):
+        pass
+    changed = [path for path, origin in draft.origins.items() if origin != "source:sglang" or path in draft.patched]
+    return {problem.symbol for problem in imports.check(draft.files, changed, draft.origins, draft.extensions)}
+
+
+def test_imports_of_dflash2_are_answered_by_the_port_alone(tmp_path: Path) -> None:
+    assert broken_imports([], tmp_path) == {
+        "sglang.srt.lora.layers.unwrap_lora_layer",
+        "sglang.srt.runtime_context.mamba_track_grid",
+    }
+    assert broken_imports(["dflash2-port-lora.patch", "dflash2-port-track-interval.patch"], tmp_path) == set()
 
 
 @pytest.mark.parametrize("path", FILES)
