@@ -607,9 +607,12 @@ def _say_lock(line_name: str, changed: bool) -> None:
 )
 @click.option("--series", type=click.Path(path_type=Path), help="A folder of patches instead of the line's.")
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write the report as a page, too.")
+@click.option(
+    "--oracles/--no-oracles", "ask", default=True, help="Run the patches' own tests on the release (minutes; default)."
+)
 @line_option
 @json_option
-def rebase(release: str, series: Path | None, page: Path | None, line_name: str, as_json: bool) -> None:
+def rebase(release: str, series: Path | None, page: Path | None, ask: bool, line_name: str, as_json: bool) -> None:
     """Say what another SGLang release does to the patches, hunk by hunk; no patch is changed or dropped."""
     from pipeline import rebase as rebasing
     from pipeline import rebase_page, rebase_text
@@ -619,7 +622,7 @@ def rebase(release: str, series: Path | None, page: Path | None, line_name: str,
         if series is not None:
             report = rebasing.report_of_folder(series, release, BUILD)
         else:
-            report = rebasing.report_of_line(load_line(line_name), release, BUILD)
+            report = rebasing.report_of_line(load_line(line_name), release, BUILD, ask=ask)
     if page is not None:
         write_atomic(page, rebase_page.render(report).encode())
         console.note(f"page: {page}")

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from pipeline import cli, files, onto, rebase, rebase_text
+from pipeline import cli, files, onto, oracles, rebase, rebase_text
 from pipeline.errors import ComposeError, PinError, RebaseError
 from pipeline.onto import Onto
 from pipeline.pins import SourceTree
@@ -412,6 +413,28 @@ def test_command_on_a_folder(build: Path, capsys: pytest.CaptureFixture[str]) ->
     assert document["patches"][0]["hunks"][0]["offset"] == 1
     assert "expected all exact, found 1 patches that are not; see docs/rebase.md" in output.err
     assert "p.patch" in (build / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("told", "asked"), [([], True), (["--oracles"], True), (["--no-oracles"], False)])
+def test_command_asks_the_oracles_unless_told_not_to(
+    line: Any,
+    build: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[str],
+    asked: bool,
+) -> None:
+    old = rebase.made(line, build / "build", build / "overlays", build / "series")
+    tree = {PATH: FILE, "sglang/__init__.py": "", "sglang/b.py": "b = 1\n"}
+    made = rebase.of_folder(build / "series", release(tree))
+    verdict = OracleVerdict(status=OracleStatus.NEEDED, detail="why")
+    of_line = Mock(return_value=made)
+    monkeypatch.setattr(cli, "load_line", lambda _name: line)
+    monkeypatch.setattr(rebase, "made", lambda *_: old)
+    monkeypatch.setattr(rebase, "of_line", of_line)
+    monkeypatch.setattr(oracles, "judge", lambda *_: {"1.patch": verdict})
+    write_files(build / "new", tree)
+    cli.run(["rebase", "--onto", str(build / "new"), *told])
+    assert of_line.call_args.kwargs["oracles"] == ({"1.patch": verdict} if asked else {})
 
 
 def test_command_prints_brackets_of_headings_as_they_are(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
