@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline import recipe, rejected, release
 from pipeline.errors import ManifestError
 from pipeline.files import PROJECT, write_atomic
-from pipeline.manifest import Line, PypiPin, SourceLayer
+from pipeline.manifest import Line, PypiPin, SourceLayer, lines
 from pipeline.templates import render
 
 BEGIN, END = "<!-- recipes:begin -->", "<!-- recipes:end -->"
@@ -36,6 +36,7 @@ def pages(line: Line, readme: str) -> dict[str, str]:
         choices=recipe.choices(line),
         docs=recipe.docs(line),
         rejected=next((os.path.relpath(name, folder) for name in tried), None),
+        others=[name for name in lines() if name != line.name] if line.is_main else [],
         make_option=make_option,
     )
     ours = [entry for entry in recipes if entry.profile.image is None]
