@@ -322,6 +322,8 @@ def build_is_a_file(line: SmallLine) -> None:
 LEAVES = r"\S+\.whl: entry '{}' leaves the tree; do not use this source"
 LINKS = r"\S+\.whl: entry '{}' is a symlink; do not use this source"
 PLAIN = r"must be a plain relative path inside the tree: found '{}'; correct the manifest"
+FIRST_HUNK = r"hunk 1, in the file of source:sglang \(.*\)"
+HUNK = rf"first\.patch: {FILE}: {FIRST_HUNK}"
 INPUT_FAULTS = [
     Fault(
         "wrong sha256",
@@ -463,21 +465,21 @@ INPUT_FAULTS = [
         "fuzz-only hunk",
         patch(FUZZ),
         6,
-        rf"first\.patch: {FILE}: hunk 1: expected '    def first\(self, x, z\):' at line 7, "
+        rf"{HUNK}: expected '    def first\(self, x, z\):' at line 7, "
         r"found '    def first\(self, x\):'; the source changed under the patch: .*",
     ),
     Fault(
         "offset hunk",
         patch(moved(-2)),
         6,
-        rf"first\.patch: {FILE}: hunk 1: expected its context at line \d, found it at line \d \(offset \+2\); "
+        rf"{HUNK}: expected its context at line \d, found it at line \d \(offset \+2\); "
         r"a moved hunk is never applied: .*",
     ),
     Fault(
         "near-duplicate context in the wrong function",
         twin,
         6,
-        rf"first\.patch: {FILE}: hunk 1: expected its context at line 8, found it at line 13 \(offset \+5\); .*",
+        rf"{HUNK}: expected its context at line 8, found it at line 13 \(offset \+5\); .*",
     ),
     Fault(
         "no-op patch",
@@ -489,7 +491,7 @@ INPUT_FAULTS = [
         "patch that is in the source already",
         patch(diff(FILE, SMALL.replace("x + 1", "x - 1", 1), SMALL)),
         6,
-        rf"first\.patch: {FILE}: hunk 1: expected '        y = x - 1' at line 8, found '        y = x \+ 1'; the .*",
+        rf"{HUNK}: expected '        y = x - 1' at line 8, found '        y = x \+ 1'; the .*",
     ),
     Fault(
         "patch in no series",
@@ -525,7 +527,7 @@ INPUT_FAULTS = [
         "file without a newline at its end",
         patch(NO_END),
         6,
-        r"first\.patch: sglang/version\.txt: hunk 1: expected 'no newline at the end' at line 1, "
+        rf"first\.patch: sglang/version\.txt: {FIRST_HUNK}: expected 'no newline at the end' at line 1, "
         r"found 'no newline at the end' without a newline; the source changed under the patch: .*",
     ),
     Fault(
