@@ -5,7 +5,6 @@ leading folders as the series says, and files may come and go whole. What cannot
 """
 
 import re
-import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from email import message_from_bytes
@@ -20,6 +19,9 @@ NOTHING = "/dev/null"
 ALLOWED = {b"new file mode", b"deleted file mode"}
 MODE = re.compile(rb"^(new|deleted) file mode ")
 GIT_PATHS = re.compile(rb"^diff --git a/(.+) b/\1\r?\n$")
+
+COMMENT = re.compile(r"(^|\s)#.*")
+"""Of a ``series``: names may hold ``#``, quotes and apostrophes, as quilt takes them."""
 
 Kind = Literal["change", "new", "delete"]
 
@@ -74,8 +76,8 @@ def _listed(folder: Path) -> Iterator[tuple[str, int | None]]:
         names = sorted(path.name for path in folder.iterdir() if path.suffix in (".patch", ".diff"))
         yield from ((name, None) for name in names)
         return
-    for number, line in enumerate(series.read_text(encoding="utf-8").splitlines(), 1):
-        words = shlex.split(line, comments=True)
+    for number, line in enumerate(_text(series).split("\n"), 1):
+        words = COMMENT.sub("", line).split()
         if not words:
             continue
         where, name, options = f"{series}:{number}", words[0], words[1:]
@@ -84,6 +86,17 @@ def _listed(folder: Path) -> Iterator[tuple[str, int | None]]:
         if ".." in Path(name).parts or not (folder / name).is_file():
             raise ComposeError(f"{where}: {name}", expected="a file in that folder", found="none", do="add it")
         yield name, int(options[-1][2:]) if options else None
+
+
+def _text(series: Path) -> str:
+    data = series.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ComposeError(
+            f"{series}:{line}", expected="UTF-8", found=f"byte 0x{data[error.start]:02x}", do="correct it"
+        ) from error
 
 
 def _parse(name: str, data: bytes, where: str, strip: int | None, tree: Collection[str]) -> SeriesPatch:

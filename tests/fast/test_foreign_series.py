@@ -40,6 +40,12 @@ def test_without_a_series_patches_come_by_name(tmp_path: Path) -> None:
     assert [patch.name for patch in found] == ["10.patch", "2.diff"]
 
 
+@pytest.mark.parametrize("name", ["fix#12.patch", "don't.patch", 'open".patch', "back\\slash.patch"])
+def test_names_in_a_series_are_words_and_nothing_is_quoted(tmp_path: Path, name: str) -> None:
+    found = read(tmp_path, {"series": f"# don't\n{name}\t# it's\r\n", name: A})
+    assert [patch.name for patch in found] == [name]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path"),
     [
@@ -100,6 +106,7 @@ def test_carriage_returns_of_the_file_stay_those_of_the_patch_do_not_matter(tmp_
         ({"series": "p.patch -p2\n", "p.patch": A}, "series:1: option -p2: expected -p0 or -p1"),
         ({"series": "p.patch\n"}, r"series:1: p\.patch: expected a file in that folder"),
         ({"series": "../p.patch\n"}, r"series:1: \.\./p\.patch: expected a file in that folder"),
+        ({"series": b"# why\np\xff.patch\n"}, "series:2: expected UTF-8, found byte 0xff; correct it"),
         ({"p.patch": "text\n"}, "holds no diff"),
         ({"p.patch": "Index: x\n"}, "holds no hunk"),
         ({"p.patch": "diff --git a/x b/y\nrename from x\nrename to y\n"}, "renames a file.*split that off"),
