@@ -236,6 +236,9 @@ class _Series:
 
     def judge(self, patch: str, change: FileChange) -> list[HunkVerdict]:
         """Judge the hunks of one file, and apply those that fit."""
+        if change.by_hand:
+            status = HunkStatus.CONFLICT
+            return [HunkVerdict(file=change.path, header="the file itself", status=status, note=change.by_hand)]
         if change.kind == "new":
             return [self._new(patch, change)]
         if change.kind == "delete":

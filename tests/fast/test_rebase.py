@@ -173,6 +173,14 @@ def test_a_hunk_that_the_pristine_release_takes_says_so(tmp_path: Path) -> None:
     assert two.hunks[0].cascading
 
 
+def test_what_a_person_has_to_do_is_a_conflict_and_the_rest_is_judged(tmp_path: Path) -> None:
+    mode = f"diff --git a/{PATH} b/{PATH}\nold mode 100644\nnew mode 100755\n"
+    write_files(tmp_path, {"p.patch": mode + diff(PATH, FILE, edited(FILE, value_3="value_3 = three(3)\n"))})
+    (patch,) = rebase.of_folder(tmp_path, release({PATH: FILE})).patches
+    assert [entry.status for entry in patch.hunks] == [CONFLICT, EXACT]
+    assert (patch.hunks[0].header, patch.hunks[0].note) == ("the file itself", "changes the file's mode")
+
+
 def test_hunks_that_would_overlap_are_a_conflict(tmp_path: Path) -> None:
     old = "start\nsame\nend\n" + FILE + "start\nsame\nend\n"
     text = diff(PATH, old, old.replace("same\n", "other\n"), 1)
