@@ -318,6 +318,12 @@ def test_a_line_on_the_release_that_it_has_is_exact(line: Any, tmp_path: Path) -
     rebase.require_exact(found)
 
 
+def test_what_is_not_exact_is_counted_in_words(line: Any, tmp_path: Path) -> None:
+    found = report(line, tmp_path, {"sglang/__init__.py": ""})
+    with pytest.raises(RebaseError, check=says("found 2 patches that are not, 1 overlay that is not; see")):
+        rebase.require_exact(found.model_copy(update={"imports": ()}))
+
+
 def test_overlays_that_exist_or_miss_an_import(line: Any, tmp_path: Path) -> None:
     tree = {PATH: FILE, "sglang/__init__.py": "", HELPER: "def third(): ...\n"}
     (overlay,) = report(line, tmp_path, tree).overlays
@@ -326,7 +332,7 @@ def test_overlays_that_exist_or_miss_an_import(line: Any, tmp_path: Path) -> Non
     found = report(line, tmp_path, tree)
     assert found.overlays[0].status is OverlayStatus.IMPORTS
     assert "imports value_1 from sglang.a" in found.overlays[0].problems[0]
-    with pytest.raises(RebaseError, check=says("1 overlays that are not")):
+    with pytest.raises(RebaseError, check=says("1 overlay that is not")):
         rebase.require_exact(found)
 
 
@@ -419,7 +425,7 @@ def test_command_on_a_folder(build: Path, capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(output.out)
     assert not document["exact"]
     assert document["patches"][0]["hunks"][0]["offset"] == 1
-    assert "expected all exact, found 1 patches that are not; see docs/rebase.md" in output.err
+    assert "expected all exact, found 1 patch that is not; see docs/rebase.md" in output.err
     assert "p.patch" in (build / "page.html").read_text()
 
 
