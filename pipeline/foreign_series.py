@@ -1,25 +1,37 @@
 """Read somebody else's series of patches, as quilt, git format-patch or plain diff leave them.
 
 Our own series has one strict form (:mod:`pipeline.patches`). Here a header is taken as it comes, paths lose as many
-leading folders as the series says, and files may come and go whole. What cannot be judged hunk by hunk is refused.
+leading folders as the series says, and files may come and go whole. What no hunk says (a rename, a mode, bytes) is left
+to a person, and the rest is judged. A patch that cannot be read is refused.
 """
 
 import re
-import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from email import message_from_bytes
+from email import message_from_string
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
 from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import ComposeError
-from pipeline.patches import HUNK, REFUSED, Hunk, Patch, read_hunk, split_lines
+from pipeline.patches import HUNK, Hunk, Patch, read_hunk, split_lines
 
 STARTS = re.compile(rb"^(diff --git |Index: |--- |\+\+\+ )", re.MULTILINE)
 NOTHING = "/dev/null"
-ALLOWED = {b"new file mode", b"deleted file mode"}
+BY_HAND = {
+    b"rename from ": "renames the file",
+    b"copy from ": "copies the file",
+    b"old mode ": "changes the file's mode",
+    b"GIT binary patch": "changes the file's bytes: it is binary",
+    b"Binary files ": "changes the file's bytes: it is binary",
+}
+"""Lines of a diff that say what no hunk does, and what to tell about them."""
 MODE = re.compile(rb"^(new|deleted) file mode ")
-GIT_PATHS = re.compile(rb"^diff --git a/(.+) b/\1\r?\n$")
+GIT_PATHS = re.compile(rb"^diff --git (?:(?:a/)?(?P<same>.+) (?:b/)?(?P=same)|(?:a/)?(?P<old>.+) b/.+?)\r?\n$")
+
+COMMENT = re.compile(r"(^|\s)#.*")
+"""Of a ``series``: names may hold ``#``, quotes and apostrophes, as quilt takes them."""
 
 Kind = Literal["change", "new", "delete"]
 
@@ -31,6 +43,8 @@ class FileChange:
     path: str
     hunks: tuple[Hunk, ...]
     kind: Kind = "change"
+    by_hand: str = ""
+    """Why no hunk of it can be judged: a person has to do it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ def read(folder: Path, tree: Collection[str]) -> list[SeriesPatch]:
 
     Raises:
         ComposeError: no patches, a name without its file, an option other than ``-p0`` or ``-p1``, or a patch that
-            renames, copies, changes a mode or is binary.
+            cannot be read.
     """
     if not folder.is_dir():
         raise ComposeError(str(folder), expected="a folder of patches", found="none", do="correct --series")
@@ -74,8 +88,8 @@ def _listed(folder: Path) -> Iterator[tuple[str, int | None]]:
         names = sorted(path.name for path in folder.iterdir() if path.suffix in (".patch", ".diff"))
         yield from ((name, None) for name in names)
         return
-    for number, line in enumerate(series.read_text(encoding="utf-8").splitlines(), 1):
-        words = shlex.split(line, comments=True)
+    for number, line in enumerate(_text(series).split("\n"), 1):
+        words = COMMENT.sub("", line).split()
         if not words:
             continue
         where, name, options = f"{series}:{number}", words[0], words[1:]
@@ -86,17 +100,24 @@ def _listed(folder: Path) -> Iterator[tuple[str, int | None]]:
         yield name, int(options[-1][2:]) if options else None
 
 
+def _text(series: Path) -> str:
+    data = series.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ComposeError(
+            f"{series}:{line}", expected="UTF-8", found=f"byte 0x{data[error.start]:02x}", do="correct it"
+        ) from error
+
+
 def _parse(name: str, data: bytes, where: str, strip: int | None, tree: Collection[str]) -> SeriesPatch:
     start = STARTS.search(data)
     if start is None:
         raise ComposeError(f"{where}: holds no diff", do="export it again")
-    for marker, problem in REFUSED.items():
-        if marker not in ALLOWED and re.search(rb"^" + re.escape(marker), data[start.start() :], re.MULTILINE):
-            raise ComposeError(
-                f"{where}: {problem}", expected="changed, new and deleted text files", do="split that off the patch"
-            )
     summary, origin = _header(data[: start.start()])
-    files = tuple(_files(split_lines(data[start.start() :]), where, strip, tree))
+    first = data[: start.start()].count(b"\n")
+    files = tuple(_files(split_lines(data), first, where, strip, tree))
     if not files:
         raise ComposeError(f"{where}: holds no hunk", do="export it again")
     return SeriesPatch(name, summary, origin, files)
@@ -104,45 +125,82 @@ def _parse(name: str, data: bytes, where: str, strip: int | None, tree: Collecti
 
 def _header(data: bytes) -> tuple[str, str]:
     """First line of the description and the origin, where the header has such fields, as mails and DEP-3 do."""
-    fields = message_from_bytes(re.sub(rb"\AFrom [^\n]*\n", b"", data))
-    text = str(fields.get("Description") or fields.get("Subject") or "").strip()
-    lines = text.splitlines() if fields.get("Description") else [" ".join(text.split())]
-    return re.sub(r"^\[PATCH[^]]*\]\s*", "", lines[0] if lines else ""), str(fields.get("Origin") or "")
+    fields = message_from_string(re.sub(r"\AFrom [^\n]*\n", "", data.decode("utf-8", "replace")))
+    described = str(fields.get("Description") or "").strip()
+    summary = next(iter(described.splitlines()), "") or _decoded(" ".join(str(fields.get("Subject") or "").split()))
+    return re.sub(r"^\[PATCH[^]]*\]\s*", "", summary), str(fields.get("Origin") or "")
 
 
-def _files(lines: list[bytes], where: str, strip: int | None, tree: Collection[str]) -> Iterator[FileChange]:
+def _decoded(subject: str) -> str:
+    """A subject with the words that mail encodes (``=?UTF-8?q?=C3=84?=``) as they are meant, else as it is."""
+    try:
+        return str(make_header(decode_header(subject)))
+    except (HeaderParseError, LookupError, ValueError):
+        return subject
+
+
+def _files(
+    lines: list[bytes], index: int, where: str, strip: int | None, tree: Collection[str]
+) -> Iterator[FileChange]:
     # Editors and mail cut the space of an empty context line; inside a hunk it is put back.
     body = [b" " + line if line in (b"\n", b"\r\n") else line for line in lines]
-    index, kind, named = 0, "", ""
+    kind, named = "", ""
     while index < len(lines):
         line = lines[index]
-        if match := GIT_PATHS.match(line):
+        if line.startswith(b"diff --git "):
             yield from _empty(kind, named, tree)
-            kind, named = "", match[1].decode("utf-8", "replace")
+            kind, named = "", _git_path(line)
         elif match := MODE.match(line):
             kind = match[1].decode()
+        elif problem := next((text for marker, text in BY_HAND.items() if line.startswith(marker)), ""):
+            yield FileChange(_known(named or _shown(line), tree), (), by_hand=problem)
+            kind = ""
         elif line.startswith(b"--- ") and lines[index + 1 : index + 2] and lines[index + 1].startswith(b"+++ "):
             old, new = _name(line), _name(lines[index + 1])
             hunks, index = _hunks(body, lines, index + 2, where)
-            yield FileChange(_path(where, old, new, strip, tree), hunks, _kind(old, new))
+            yield _change(where, old, new, hunks, strip, tree)
             kind = named = ""
             continue
         elif line.startswith(b"@@ "):
-            raise ComposeError(f"{where}: a hunk of no file", expected="--- and +++ above it", do="export it again")
+            raise ComposeError(
+                f"{where}:{index + 1}: a hunk of no file", expected="--- and +++ above it", do="export it again"
+            )
         index += 1
     yield from _empty(kind, named, tree)
+
+
+def _git_path(line: bytes) -> str:
+    """The path that git's line names; of a renamed file the old one, and a quoted one as it is written."""
+    match = GIT_PATHS.match(line)
+    return _shown((match["same"] or match["old"]) if match else line.removeprefix(b"diff --git "))
+
+
+def _shown(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip()
+
+
+def _change(
+    where: str, old: str, new: str, hunks: tuple[Hunk, ...], strip: int | None, tree: Collection[str]
+) -> FileChange:
+    quoted = [name for name in (new, old) if name.startswith('"')]
+    if quoted:
+        return FileChange(quoted[0], (), by_hand="has a name that git quotes, which is not read here")
+    return FileChange(_path(where, old, new, strip, tree), hunks, _kind(old, new))
 
 
 def _hunks(body: list[bytes], lines: list[bytes], index: int, where: str) -> tuple[tuple[Hunk, ...], int]:
     found: list[Hunk] = []
     while index < len(lines) and (match := HUNK.match(lines[index].replace(b"\r\n", b"\n"))):
-        hunk, index = read_hunk(match, body, index + 1, where)
+        hunk, index = read_hunk(match, body, index + 1, f"{where}:{index + 1}")
         found.append(hunk)
-    rest = lines[index] if index < len(lines) else b""
-    if rest.startswith((b" ", b"+", b"-")) and not rest.startswith((b"-- ", b"--- ", b"--\n")):
-        raise ComposeError(f"{where}: lines after a hunk that belong to none", do="its count is wrong: export it again")
     if not found:
-        raise ComposeError(f"{where}: a file without a hunk", do="export it again")
+        raise ComposeError(f"{where}:{index + 1}: a file without a hunk", do="export it again")
+    after = next((at for at in range(index, len(lines)) if lines[at].strip()), index)
+    rest = b"".join(lines[after : after + 1])
+    if rest.startswith((b" ", b"+", b"-")) and not rest.startswith((b"-- ", b"--- ", b"--\n")):
+        raise ComposeError(
+            f"{where}:{after + 1}: lines after a hunk that belong to none", do="its count is wrong: export it again"
+        )
     return tuple(found), index
 
 
@@ -166,7 +224,7 @@ def _path(where: str, old: str, new: str, strip: int | None, tree: Collection[st
     """The path inside the tree; without a word from the series, git's a/ and b/ go, or what leads to a known file."""
     names = [name for name in (new, old) if name != NOTHING]
     parts = [name.split("/") for name in names]
-    if not names or any(name.startswith(('"', "/")) or ".." in part for name, part in zip(names, parts, strict=True)):
+    if not names or any(name.startswith("/") or ".." in part for name, part in zip(names, parts, strict=True)):
         raise ComposeError(f"{where}: {old} and {new}", expected="plain paths inside the tree", do="export it again")
     choices = (1, 0) if strip is None else (strip,)
     paths = [_known("/".join(part[drop:]), tree) for drop in choices for part in parts if len(part) > drop]

@@ -6,17 +6,18 @@ tests run the code, so a patch whose text is upstream but is never reached is st
 
 import contextlib
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from pipeline import base as bases
 from pipeline import check_data, console, container, engine, stages, tree_tests
 from pipeline.compose import PATCHES
-from pipeline.errors import EngineError
+from pipeline.errors import EngineError, PipelineError
 from pipeline.files import BUILD
 from pipeline.manifest import Line
 from pipeline.patches import read_series
-from pipeline.rebase_report import OracleStatus, OracleVerdict
+from pipeline.rebase_report import OracleStatus, OracleVerdict, many
 from pipeline.tree_tests import Case, Outcome
 
 CAVEAT = "oracles run with the packages of the line's base, which the new release may not be made for"
@@ -35,8 +36,8 @@ def judge(
 ) -> dict[str, OracleVerdict]:
     """The verdict of each patch's oracle, in the order of the series.
 
-    All oracles run in one container of the line's base. Without an engine or a base none is run, and each verdict says
-    so.
+    All oracles run in one container of the line's base. Where that fails, for want of an engine or a base or in any
+    other way, none has run: the reason is said once, and is in each verdict.
 
     Args:
         files: the new release, unpatched.
@@ -48,8 +49,10 @@ def judge(
     chosen = {PurePosixPath(path).stem for name in wanted for path in proofs.get(name, ()) if in_tree(path)}
     try:
         cases = _ask(line, files, chosen, build) if chosen else ()
-    except EngineError as error:
-        return dict.fromkeys(wanted, OracleVerdict(status=OracleStatus.NOT_RUN, detail=error.line()))
+    except (PipelineError, ET.ParseError) as error:
+        reason = error.line() if isinstance(error, PipelineError) else f"the tests' own report is no XML: {error}"
+        console.warn(f"the patches' tests were not run: {reason}")
+        return dict.fromkeys(wanted, OracleVerdict(status=OracleStatus.NOT_RUN, detail=reason))
     return {name: verdict(name, cases, proofs.get(name, ())) for name in wanted}
 
 
@@ -100,28 +103,33 @@ def verdict(name: str, cases: Sequence[Case], proofs: Collection[str] = ()) -> O
         return OracleVerdict(status=OracleStatus.NONE, detail=_without(name, cases, proofs))
     failed = [case for case in asking if case.outcome is Outcome.FAILED]
     if failed:
-        return OracleVerdict(status=OracleStatus.NEEDED, detail=_failing(failed, len(asking)))
+        return _failing(failed, len(asking))
     defect = [case for case in mine if case.trees == {"upstream"} and case.outcome is Outcome.PASSED]
     if defect:
-        detail = f"contradiction: all {len(asking)} tests pass, and so does one that finds the defect: "
+        detail = f"contradiction: {many(len(asking), 'test')} passed without it, and so did one that finds the defect: "
         return OracleVerdict(status=OracleStatus.NEEDED, detail=detail + _shown(defect[0]))
-    return OracleVerdict(status=OracleStatus.DROPPABLE, detail=f"all {len(asking)} tests pass without it")
+    return OracleVerdict(
+        status=OracleStatus.DROPPABLE, detail=f"{many(len(asking), 'test')} passed without it, none failed"
+    )
 
 
 def _without(name: str, cases: Sequence[Case], proofs: Collection[str]) -> str:
     """Why there is no verdict on a patch."""
     skipped = [case for case in cases if name in case.patches and case.outcome is Outcome.SKIPPED]
     if skipped:
-        return f"all {len(skipped)} tests were skipped; the first: {_shown(skipped[0])}"
+        return f"{many(len(skipped), 'test')} skipped, none ran; the first: {_shown(skipped[0])}"
     elsewhere = [path for path in proofs if not in_tree(path)]
     return f"proven by {', '.join(elsewhere)} alone" if elsewhere else "no test in tests/tree is marked with it"
 
 
-def _failing(failed: Sequence[Case], asked: int) -> str:
-    """Of how many tests which fail; one that found something wrong says more than one that could not ask."""
+def _failing(failed: Sequence[Case], asked: int) -> OracleVerdict:
+    """Needed, if a test found something wrong; tests that could not even ask on that code are no answer."""
     wrong = [case for case in failed if TRACEBACK not in case.text]
-    detail = f"{len(failed)} of {asked} tests fail; the first: {_shown((wrong or failed)[0])}"
-    return detail if wrong else f"{detail}; none found anything wrong: code that they call is not there, or is another"
+    detail = f"{len(failed)} of {many(asked, 'test')} failed; the first: {_shown((wrong or failed)[0])}"
+    if wrong:
+        return OracleVerdict(status=OracleStatus.NEEDED, detail=detail)
+    why = "none found anything wrong: code that they call is not there, or is another"
+    return OracleVerdict(status=OracleStatus.NO_ANSWER, detail=f"{detail}; {why}")
 
 
 def _shown(case: Case) -> str:

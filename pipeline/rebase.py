@@ -32,6 +32,7 @@ from pipeline.rebase_report import (
     OverlayVerdict,
     PatchVerdict,
     RebaseReport,
+    many,
 )
 
 SAME_FILE = 0.5
@@ -158,11 +159,11 @@ def require_exact(report: RebaseReport) -> None:
         return
     patched = sum(patch.status is not HunkStatus.EXACT for patch in report.patches)
     laid = sum(overlay.status is not OverlayStatus.FITS for overlay in report.overlays)
-    found = [(patched, "patches"), (laid, "overlays"), (len(report.imports), "imports")]
+    found = [(patched, "patch", "es"), (laid, "overlay", "s"), (len(report.imports), "import", "s")]
     raise RebaseError(
         f"{report.series} onto {report.onto}",
         expected="all exact",
-        found=", ".join(f"{count} {what} that are not" for count, what in found if count),
+        found=", ".join(f"{many(*each)} that {'is' if each[0] == 1 else 'are'} not" for each in found if each[0]),
         do="see docs/rebase.md",
     )
 
@@ -170,7 +171,7 @@ def require_exact(report: RebaseReport) -> None:
 def _judge_all(
     series: "_Series", given: list[SeriesPatch], oracles: Mapping[str, OracleVerdict]
 ) -> Iterator[PatchVerdict]:
-    with step(f"Judge {len(given)} patches") as state:
+    with step(f"Judge {many(len(given), 'patch', 'es')}") as state:
         for number, patch in enumerate(given, 1):
             state.detail = f"{number} of {len(given)}, {patch.name}"
             hunks = tuple(hunk for change in patch.files for hunk in series.judge(patch.name, change))
@@ -236,6 +237,9 @@ class _Series:
 
     def judge(self, patch: str, change: FileChange) -> list[HunkVerdict]:
         """Judge the hunks of one file, and apply those that fit."""
+        if change.by_hand:
+            status = HunkStatus.CONFLICT
+            return [HunkVerdict(file=change.path, header="the file itself", status=status, note=change.by_hand)]
         if change.kind == "new":
             return [self._new(patch, change)]
         if change.kind == "delete":

@@ -5,7 +5,7 @@ Names, descriptions and lines of patches come from others: the template escapes 
 
 from collections import Counter
 
-from pipeline.rebase_report import HunkStatus, HunkVerdict, RebaseReport
+from pipeline.rebase_report import HunkStatus, HunkVerdict, RebaseReport, many
 from pipeline.templates import render as fill
 from pipeline.upstream_changes import UpstreamChanges
 
@@ -40,11 +40,7 @@ def verdict(report: RebaseReport) -> str:
     counts = Counter(hunk.status for patch in report.patches for hunk in patch.hunks)
     listed = ", ".join(f"{counts[status]} {status}" for status in HunkStatus if counts[status]) or "none"
     outcome = "All is exact." if report.exact else "It does not fit as it is."
-    return f"{_many(len(report.patches), 'patch', 'es')}, {_many(counts.total(), 'hunk', 's')}: {listed}. {outcome}"
-
-
-def _many(number: int, word: str, plural: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else plural}"
+    return f"{many(len(report.patches), 'patch', 'es')}, {many(counts.total(), 'hunk', 's')}: {listed}. {outcome}"
 
 
 def place(hunk: HunkVerdict) -> str:

@@ -11,6 +11,11 @@ from pydantic import SerializeAsAny
 from pipeline.documents import Document
 
 
+def many(number: int, word: str, plural: str = "s") -> str:
+    """A number of things in words."""
+    return f"{number:,} {word}{'' if number == 1 else plural}"
+
+
 class HunkStatus(StrEnum):
     """How a hunk meets the new release, from the best to the worst."""
 
@@ -40,6 +45,8 @@ class OracleStatus(StrEnum):
     """They fail without the patch."""
     DROPPABLE = "may be dropped"
     """They pass without the patch."""
+    NO_ANSWER = "no answer"
+    """Those that fail could not ask: code that they call is not there, or is another."""
     NOT_RUN = "not run"
     NONE = "none"
     """The patch has no test of its own."""

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pipeline.hunk_match import SHOWN
 from pipeline.rebase_page import place, verdict
-from pipeline.rebase_report import HunkStatus, HunkVerdict, OverlayStatus, PatchVerdict, RebaseReport
+from pipeline.rebase_report import HunkStatus, HunkVerdict, OracleStatus, OverlayStatus, PatchVerdict, RebaseReport
 from pipeline.upstream_changes import NameChange, UpstreamChanges
 
 
@@ -47,10 +47,12 @@ def details(report: RebaseReport) -> Iterator[str]:
 
 
 def _patch(patch: PatchVerdict) -> Iterator[str]:
-    if patch.oracle is None and patch.status is HunkStatus.EXACT:
+    # Why tests were not run is one reason for all, and has been said.
+    answer = patch.oracle if patch.oracle and patch.oracle.status is not OracleStatus.NOT_RUN else None
+    if answer is None and patch.status is HunkStatus.EXACT:
         return
-    oracle = f"; without it: {patch.oracle.status}" if patch.oracle else ""
-    more = f" ({patch.oracle.detail})" if patch.oracle and patch.oracle.detail else ""
+    oracle = f"; without it: {answer.status}" if answer else ""
+    more = f" ({answer.detail})" if answer and answer.detail else ""
     yield f"{patch.name}: {patch.status}{oracle}{more}"
     for file, hunks in groupby(patch.hunks, key=lambda hunk: hunk.file):
         yield from _file(file, [hunk for hunk in hunks if not hunk.is_exact])

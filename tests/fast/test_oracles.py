@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from pipeline import oracles, tree_tests
-from pipeline.errors import EngineError
+from pipeline.errors import BaseError, EngineError
 from pipeline.files import PROJECT
 from pipeline.manifest import DEFAULT_LINE, Line, lines, load_line
 from pipeline.patches import read_series
@@ -45,20 +46,25 @@ DEFECT, REPAIRED = case("defect", "passed", "upstream"), case("defect", "failed"
 SKIPPED = case("skipped", "skipped", "composed", message="not of this line")
 OF_ANOTHER = case("other", "failed", "composed", patches=("q.patch",))
 NEEDED, DROPPABLE, NONE = OracleStatus.NEEDED, OracleStatus.DROPPABLE, OracleStatus.NONE
+NO_ANSWER = OracleStatus.NO_ANSWER
 
 
 @pytest.mark.parametrize(
     ("cases", "status", "detail"),
     [
-        ([HOLDS], DROPPABLE, "all 1 tests pass without it"),
-        ([HOLDS, BOTH, REPAIRED, OF_ANOTHER, SKIPPED], DROPPABLE, "all 2 tests pass without it"),
-        ([HOLDS, LACKS, REPAIRED], NEEDED, "1 of 2 tests fail; the first: test_m: lacks: assert 1 == 2"),
-        ([HOLDS, DIFFER], NEEDED, "1 of 2 tests fail; the first: test_m: differ"),
-        ([LACKS, DEFECT], NEEDED, "1 of 1 tests fail; the first: test_m: lacks: assert 1 == 2"),
-        ([HOLDS, REPAIRED, DEFECT], NEEDED, "contradiction: all 1 tests pass, and so does one that finds the defect"),
+        ([HOLDS], DROPPABLE, "1 test passed without it, none failed"),
+        ([HOLDS, BOTH, REPAIRED, OF_ANOTHER, SKIPPED], DROPPABLE, "2 tests passed without it, none failed"),
+        ([HOLDS, LACKS, REPAIRED], NEEDED, "1 of 2 tests failed; the first: test_m: lacks: assert 1 == 2"),
+        ([HOLDS, DIFFER], NEEDED, "1 of 2 tests failed; the first: test_m: differ"),
+        ([LACKS, DEFECT], NEEDED, "1 of 1 test failed; the first: test_m: lacks: assert 1 == 2"),
+        (
+            [HOLDS, REPAIRED, DEFECT],
+            NEEDED,
+            "contradiction: 1 test passed without it, and so did one that finds the defect",
+        ),
         ([REPAIRED], NONE, "no test in tests/tree is marked with it"),
         ([DEFECT, OF_ANOTHER], NONE, "no test in tests/tree is marked with it"),
-        ([SKIPPED], NONE, "all 1 tests were skipped; the first: test_m: skipped: not of this line"),
+        ([SKIPPED], NONE, "1 test skipped, none ran; the first: test_m: skipped: not of this line"),
         ([case("alone", "passed")], NONE, "no test in tests/tree is marked with it"),
         ([], NONE, "no test in tests/tree is marked with it"),
     ],
@@ -83,7 +89,7 @@ def test_a_patch_that_other_tiers_prove_says_so() -> None:
 )
 def test_the_reason_is_one_telling_line(text: str, reason: str) -> None:
     failed = replace(case("t", "failed", "composed", message="cut\n[+1 more line]"), text=text)
-    assert oracles.verdict(P, [failed]).detail == f"1 of 1 tests fail; the first: test_m: t: {reason}"
+    assert oracles.verdict(P, [failed]).detail == f"1 of 1 test failed; the first: test_m: t: {reason}"
 
 
 RAISED = "x: Traceback (most recent call last):\n  File\nOSError: offline\nSee the manual.\n"
@@ -92,10 +98,12 @@ RAISED = "x: Traceback (most recent call last):\n  File\nOSError: offline\nSee t
 def test_what_a_driver_raised_is_told_apart() -> None:
     raised = replace(case("raised", "failed", "composed"), text=RAISED)
     alone = oracles.verdict(P, [raised])
-    assert alone.status is NEEDED
+    assert alone.status is NO_ANSWER
     assert "the first: test_m: raised: OSError: offline; none found anything wrong" in alone.detail
+    assert oracles.verdict(P, [raised, HOLDS]).status is NO_ANSWER
     beside = oracles.verdict(P, [raised, LACKS])
-    assert beside.detail == "2 of 2 tests fail; the first: test_m: lacks: assert 1 == 2"
+    assert beside.status is NEEDED
+    assert beside.detail == "2 of 2 tests failed; the first: test_m: lacks: assert 1 == 2"
 
 
 # --- judge ---
@@ -115,14 +123,25 @@ def test_without_a_base_nothing_is_built_and_nothing_is_judged(line: Line, tmp_p
     )
 
 
-def test_a_run_without_a_result_is_no_verdict(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (EngineError("tests: out of memory", do="read the log"), "tests: out of memory; read the log"),
+        (BaseError("base: broken", found="nothing"), "base: broken: found nothing"),
+        (ET.ParseError("no element found"), "the tests' own report is no XML: no element found"),
+    ],
+)
+def test_a_run_that_fails_is_no_verdict_and_says_so_once(
+    line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problem: Exception, reason: str
+) -> None:
     def fails(*_: Any) -> tuple[Case, ...]:
-        raise EngineError("tests: out of memory", do="read the log")
+        raise problem
 
     monkeypatch.setattr(oracles, "_ask", fails)
-    found = oracles.judge(line, {}, names=["gdn-beta-fp32.patch"])
-    verdict = OracleVerdict(status=OracleStatus.NOT_RUN, detail="tests: out of memory; read the log")
-    assert found == {"gdn-beta-fp32.patch": verdict}
+    names = ["gdn-beta-fp32.patch", "mtp-load-coverage.patch"]
+    found = oracles.judge(line, {}, names=names)
+    assert found == dict.fromkeys(names, OracleVerdict(status=OracleStatus.NOT_RUN, detail=reason))
+    assert capsys.readouterr().err.count(reason) == 1
 
 
 def test_only_modules_of_the_patches_in_question_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +235,12 @@ def ask(folder: Path, source: str) -> tuple[Case, ...]:
 @pytest.mark.parametrize(
     ("source", "double", "triple"),
     [
-        (PLAIN, NEEDED, NEEDED),
+        (PLAIN, NEEDED, NO_ANSWER),
         (PLAIN + TRIPLE, NEEDED, DROPPABLE),
-        (FIXED, DROPPABLE, NEEDED),
+        (FIXED, DROPPABLE, NO_ANSWER),
         (FIXED + TRIPLE, DROPPABLE, DROPPABLE),
         (GATED + TRIPLE, NEEDED, DROPPABLE),
-        ("import of_our_overlay\n", NEEDED, NEEDED),
+        ("import of_our_overlay\n", NO_ANSWER, NO_ANSWER),
     ],
     ids=["plain", "one of two", "the other", "both", "gated off", "import fails"],
 )

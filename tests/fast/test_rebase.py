@@ -173,6 +173,14 @@ def test_a_hunk_that_the_pristine_release_takes_says_so(tmp_path: Path) -> None:
     assert two.hunks[0].cascading
 
 
+def test_what_a_person_has_to_do_is_a_conflict_and_the_rest_is_judged(tmp_path: Path) -> None:
+    mode = f"diff --git a/{PATH} b/{PATH}\nold mode 100644\nnew mode 100755\n"
+    write_files(tmp_path, {"p.patch": mode + diff(PATH, FILE, edited(FILE, value_3="value_3 = three(3)\n"))})
+    (patch,) = rebase.of_folder(tmp_path, release({PATH: FILE})).patches
+    assert [entry.status for entry in patch.hunks] == [CONFLICT, EXACT]
+    assert (patch.hunks[0].header, patch.hunks[0].note) == ("the file itself", "changes the file's mode")
+
+
 def test_hunks_that_would_overlap_are_a_conflict(tmp_path: Path) -> None:
     old = "start\nsame\nend\n" + FILE + "start\nsame\nend\n"
     text = diff(PATH, old, old.replace("same\n", "other\n"), 1)
@@ -310,6 +318,12 @@ def test_a_line_on_the_release_that_it_has_is_exact(line: Any, tmp_path: Path) -
     rebase.require_exact(found)
 
 
+def test_what_is_not_exact_is_counted_in_words(line: Any, tmp_path: Path) -> None:
+    found = report(line, tmp_path, {"sglang/__init__.py": ""})
+    with pytest.raises(RebaseError, check=says("found 2 patches that are not, 1 overlay that is not; see")):
+        rebase.require_exact(found.model_copy(update={"imports": ()}))
+
+
 def test_overlays_that_exist_or_miss_an_import(line: Any, tmp_path: Path) -> None:
     tree = {PATH: FILE, "sglang/__init__.py": "", HELPER: "def third(): ...\n"}
     (overlay,) = report(line, tmp_path, tree).overlays
@@ -318,7 +332,7 @@ def test_overlays_that_exist_or_miss_an_import(line: Any, tmp_path: Path) -> Non
     found = report(line, tmp_path, tree)
     assert found.overlays[0].status is OverlayStatus.IMPORTS
     assert "imports value_1 from sglang.a" in found.overlays[0].problems[0]
-    with pytest.raises(RebaseError, check=says("1 overlays that are not")):
+    with pytest.raises(RebaseError, check=says("1 overlay that is not")):
         rebase.require_exact(found)
 
 
@@ -411,7 +425,7 @@ def test_command_on_a_folder(build: Path, capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(output.out)
     assert not document["exact"]
     assert document["patches"][0]["hunks"][0]["offset"] == 1
-    assert "expected all exact, found 1 patches that are not; see docs/rebase.md" in output.err
+    assert "expected all exact, found 1 patch that is not; see docs/rebase.md" in output.err
     assert "p.patch" in (build / "page.html").read_text()
 
 

@@ -73,7 +73,7 @@ REPORT = RebaseReport(
 
 def test_details_are_exactly_this() -> None:
     assert list(rebase_text.details(REPORT)) == [
-        "2.patch: conflict; without it: not run (no engine)",
+        "2.patch: conflict",
         "  a.py",
         "    moved, line 12 (+3): @@ -9,3 +9,3 @@ def f(x: [int]):",
         "  b.py",
@@ -96,6 +96,15 @@ def test_details_are_exactly_this() -> None:
         "  not compared: choices of --y: made when the server starts",
         "2 patches, 4 hunks: 2 exact, 1 moved, 1 conflict. It does not fit as it is.",
     ]
+
+
+def test_an_answer_comes_with_its_reason_and_not_run_is_in_the_table_alone() -> None:
+    answered = OracleVerdict(status=OracleStatus.NO_ANSWER, detail="why")
+    silent = OracleVerdict(status=OracleStatus.NOT_RUN, detail="no engine")
+    exact = REPORT.patches[0]
+    patches = tuple(exact.model_copy(update={"oracle": oracle}) for oracle in (answered, silent))
+    report = RebaseReport(series="small", onto="sglang==9", old="", patches=patches)
+    assert list(rebase_text.details(report))[:-1] == ["0.patch: exact; without it: no answer (why)"]
 
 
 def test_table_has_a_row_a_patch_and_a_column_for_oracles_where_any_was_asked() -> None:
