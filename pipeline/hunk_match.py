@@ -19,6 +19,7 @@ MAX_FUZZ = 2
 """Lines of context that may be left out on either side, as in patch(1)."""
 ANY_HEADING = re.compile(rb"^[A-Za-z_$]")
 """Lines that git takes for a heading where it is told no language."""
+SCOPE = re.compile(rb"(async[ \t]+)?(class|def)[ \t]+\w+")
 WORDS = re.compile(rb"\w+")
 TOKENS = re.compile(rb"\w+|[^\w\s]")
 COMPARED_LINES = 60
@@ -362,12 +363,39 @@ class _Judge:
             return []
         found = [at + len(upper) for at in occurrences(self.lines, [*upper, *group.added, *lower])]
         found = [at for at in found if not self.text.taken & set(range(at, at + len(group.added)))]
-        here = [at for at in found if in_scope(group.scope, self.lines, at)]
-        brings_scope = any(HEADING.match(line.rstrip(b"\r\n")) for line in group.added)
-        alone = len(found) == 1 and _is_distinctive(group.added) and (brings_scope or not strict)
+        bare = not upper and not lower
+        here = [at for at in found if self._is_in_scope_of(group, at, bare)]
+        alone = len(found) == 1 and _is_distinctive(group.added) and self._needs_no_scope(group, strict)
         if not here and not alone:
             return []
-        return [at for at in here or found if not self._still_there(group, at, alone=not upper and not lower)]
+        return [at for at in here or found if not self._still_there(group, at, alone=bare)]
+
+    def _is_in_scope_of(self, group: _Group, at: int, bare: bool) -> bool:
+        """Whether the added lines at ``at`` stand in the class or function of their change, whatever its arguments.
+
+        Args:
+            bare: no context stands beside them. Where the hunk names no scope, they count then only outside of any.
+        """
+        if not group.scope and bare and any(map(_indent, group.added)):
+            return not heading(self.lines, at)
+        name = SCOPE.match(group.scope)
+        there = SCOPE.match(heading(self.lines, at))
+        return in_scope(group.scope, self.lines, at) or bool(name and there and name[0] == there[0])
+
+    def _needs_no_scope(self, group: _Group, strict: bool) -> bool:
+        """Whether lines say enough by themselves, because they bring their own scope, need none, or it is gone."""
+        if any(HEADING.match(line.rstrip(b"\r\n")) for line in group.added):
+            return True
+        return not strict and (not any(map(_indent, group.added)) or not self._has_scope(group.scope))
+
+    def _has_scope(self, scope: bytes) -> bool:
+        """Whether the text has that class or function; yes where the hunk names none, for then nothing tells."""
+        if not scope:
+            return True
+        name = SCOPE.match(scope)
+        wanted = name[0] if name else scope
+        titles = (line.strip() for line in self.lines if HEADING.match(line.rstrip(b"\r\n")) or ANY_HEADING.match(line))
+        return any(title.startswith(wanted) and not re.match(rb"\w", title[len(wanted) :]) for title in titles)
 
     def _still_there(self, group: _Group, at: int, alone: bool = False) -> bool:
         """Whether the lines that the change removes stand in the same class or function as its result.
@@ -413,8 +441,17 @@ class _Judge:
         return None
 
     def _conflict(self) -> Match:
-        near = self._nearest()
-        return Match(HunkStatus.CONFLICT, note=self._only_space(), near=near)
+        return Match(HunkStatus.CONFLICT, note=self._only_space() or self._elsewhere(), near=self._nearest())
+
+    def _elsewhere(self) -> str:
+        """A note where the only lines like those that it adds stand in another class or function."""
+        for group in self.groups:
+            places = occurrences(self.lines, group.added) if _is_distinctive(group.added) else []
+            if len(places) == 1 and places[0] not in self.text.taken and self._is_news(group.added, 1):
+                here = _quoted(heading(self.lines, places[0]))
+                wanted = f"below {_quoted(group.scope)}" if group.scope else "elsewhere"
+                return f"what it adds stands below {here}, line {places[0] + 1}; it belongs {wanted}"
+        return ""
 
     def _only_space(self) -> str:
         """A note where the old text is there but for white space."""

@@ -166,6 +166,41 @@ def test_the_same_addition_in_another_function_is_another_one() -> None:
     assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, stated(wanted))
 
 
+SYNC = b"        torch.cuda.synchronize()\n"
+
+
+@pytest.mark.parametrize("before", [FILE, None])
+def test_an_addition_that_stands_in_another_function_alone_is_a_conflict(before: bytes | None) -> None:
+    """Its own function is there, with other text; what upstream has in another one is not its result."""
+    wanted = hunk(FILE, FILE.replace(b"        beta =", SYNC + b"        beta ="))
+    changed = FILE.replace(b"alpha = compute(1)", b"alpha = other(1)").replace(b"beta = compute(2)", b"beta = other(2)")
+    other = changed.replace(b"        delta", SYNC + b"        delta")
+    found = against(wanted, other, before=before)
+    assert found.status is HunkStatus.CONFLICT
+    assert found.note == "what it adds stands below 'def two(self):', line 13; it belongs below 'def one(self):'"
+    # In its own function, whatever that takes now, it is its result; and where that function is gone.
+    own = changed.replace(b"        beta", SYNC + b"        beta").replace(b"one(self)", b"one(self, more)")
+    assert against(wanted, own, before=before).status is HunkStatus.UPSTREAM
+    gone = other.replace(b"def one(self)", b"def first(self)")
+    assert against(wanted, gone, before=before).status is HunkStatus.UPSTREAM
+
+
+def test_a_line_in_some_function_is_no_result_of_a_hunk_that_names_none() -> None:
+    old = (b"    first = 1\n", b"    second = 2\n")
+    wanted = Hunk(3, 3, old, (old[0], b"    torch.cuda.synchronize()\n", old[1]))
+    text = b"def f():\n    torch.cuda.synchronize()\n    return other_value\n"
+    found = against(wanted, text)
+    assert found.status is HunkStatus.CONFLICT
+    assert found.note == "what it adds stands below 'def f():', line 2; it belongs elsewhere"
+
+
+def test_a_line_of_the_module_belongs_to_no_function() -> None:
+    old = (b"import first\n", b"import second\n")
+    wanted = Hunk(20, 20, old, (old[0], b"import something_else\n", old[1]), b"def f():")
+    text = b"def f():\n    pass\n\n\ndef g():\n    pass\n\n\nimport something_else\n"
+    assert against(wanted, text).status is HunkStatus.UPSTREAM
+
+
 def test_what_the_series_itself_brought_proves_nothing() -> None:
     found = against(hunk(FILE, ONE), ONE, taken=frozenset({7}))
     assert found.status is HunkStatus.CONFLICT
