@@ -378,11 +378,9 @@ class _FileJudge:
         edits: list[tuple[int, Hunk]] = []
         found: list[HunkVerdict] = []
         for number, hunk in enumerate(self.change.hunks, 1):
-            match = self._without_overlap(
-                hunk_match.judge(hunk, text, hunk_match.stated(hunk) + self.file.drift), hunk, edits
-            )
+            match = self._without_overlap(hunk_match.judge(hunk, text, hunk.stated + self.file.drift), hunk, edits)
             if match.status in FINE and match.at is not None:
-                self.file.drift = match.at - hunk_match.stated(hunk)
+                self.file.drift = match.at - hunk.stated
             if match.status in APPLIED and match.at is not None:
                 edits.append((match.at, hunk))
             text = replace(text, taken=text.taken | match.proof)
@@ -414,7 +412,7 @@ class _FileJudge:
             header=header_of(hunk),
             status=match.status,
             line=None if at is None else at + 1,
-            offset=0 if at is None else at - hunk_match.stated(hunk),
+            offset=0 if at is None else at - hunk.stated,
             fuzz=match.fuzz,
             places=tuple(place + 1 for place in match.places),
             cascading=cause is not None,

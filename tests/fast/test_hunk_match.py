@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge, stated
+from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge
 from pipeline.patch_text import heading, occurrences
 from pipeline.patches import Hunk, split_lines
 from pipeline.rebase_report import HunkStatus
@@ -163,7 +163,7 @@ def test_the_same_addition_in_another_function_is_another_one() -> None:
     line = b"        remember_everything(self)\n"
     wanted = hunk(FILE, FILE.replace(b"        return alpha", line + b"        return alpha"))
     other = FILE.replace(b"        return gamma", line + b"        return gamma")
-    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, stated(wanted))
+    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, wanted.stated)
 
 
 SYNC = b"        torch.cuda.synchronize()\n"
@@ -287,6 +287,16 @@ def test_weak_likeness_elsewhere_does_not_lead_away_from_the_place() -> None:
     assert found.near.at == 30
 
 
+def test_of_alike_lines_those_of_the_same_function_are_the_nearest() -> None:
+    """Lines above a stretch that look like nothing do not make it one of the function before."""
+    body = b"    first = x\n    second = first + 1\n    third = second * %s\n    return third\n\n\n"
+    old = b"def f(x):\n" + body % b"3" + b"def g(x):\n" + body % b"4"
+    wanted = hunk(old, old.replace(b"* 3", b"* 30"), context=1)
+    found = against(wanted, b"# new\n" * 9 + old.replace(b"* 3", b"// 3"))
+    assert found.near is not None
+    assert found.near.at == 11
+
+
 def test_line_ends_and_white_space_count_and_are_named() -> None:
     assert against(hunk(FILE, ONE), FILE.replace(b"\n", b"\r\n")).note == "differs from line 6 on in line ends only"
     found = against(hunk(FILE, ONE), FILE.replace(b"    ", b"  "))
@@ -352,7 +362,7 @@ def test_on_the_text_it_was_made_for_a_hunk_is_exact(edit: tuple[bytes, bytes], 
     old, new = edit
     for wanted in hunks(old, new, context):
         assume(wanted.old and only_place(old, wanted.old))
-        assert against(wanted, old, before=old) == Match(HunkStatus.EXACT, stated(wanted))
+        assert against(wanted, old, before=old) == Match(HunkStatus.EXACT, wanted.stated)
 
 
 @settings(max_examples=100)
@@ -365,7 +375,7 @@ def test_below_inserted_lines_a_hunk_is_moved_by_their_number(
     for wanted in hunks(old, new, context):
         assume(wanted.old and only_place(text, wanted.old))
         found = against(wanted, text, before=old)
-        assert (found.status, found.at) == (HunkStatus.MOVED, stated(wanted) + count)
+        assert (found.status, found.at) == (HunkStatus.MOVED, wanted.stated + count)
 
 
 @settings(max_examples=100)
