@@ -19,6 +19,7 @@ MAX_FUZZ = 2
 """Lines of context that may be left out on either side, as in patch(1)."""
 ANY_HEADING = re.compile(rb"^[A-Za-z_$]")
 """Lines that git takes for a heading where it is told no language."""
+SCOPE = re.compile(rb"(async[ \t]+)?(class|def)[ \t]+\w+")
 WORDS = re.compile(rb"\w+")
 TOKENS = re.compile(rb"\w+|[^\w\s]")
 COMPARED_LINES = 60
@@ -109,11 +110,6 @@ class _Group:
     """Index of the added lines in the hunk's new text."""
 
 
-def stated(hunk: Hunk) -> int:
-    """Index at which a hunk says that it stands."""
-    return hunk.old_start - 1 if hunk.old else hunk.old_start
-
-
 def context_of(hunk: Hunk) -> tuple[int, int]:
     """Unchanged lines at the beginning and at the end of a hunk."""
     old, new = hunk.old, hunk.new
@@ -130,8 +126,17 @@ def judge(hunk: Hunk, text: Text, expected: int | None = None) -> Match:
         expected: index at which it should stand by what the hunks before it found; the stated one by default.
     """
     if expected is None:
-        expected = stated(hunk)
+        expected = hunk.stated
     return _Judge(hunk, text, expected).verdict()
+
+
+def there_already(hunk: Hunk, text: Text, expected: int) -> Match | None:
+    """The verdict where the hunk's result stands in the text, or some of its changes, though its old text fits as well.
+
+    For one who applies it. Where nothing tells what stood in the file before, this takes for news what is none; a
+    person can tell, and nothing is added twice.
+    """
+    return _Judge(hunk, text, expected).result()
 
 
 def in_scope(scope: bytes, lines: list[bytes], at: int) -> bool:
@@ -201,6 +206,14 @@ class _Judge:
             return found  # whether its lines stood elsewhere before, nothing tells
         return self._by_groups(strict=fits) or found or self._with_fuzz() or self._conflict()
 
+    def result(self) -> Match | None:
+        if not self.old:
+            return None
+        found = self._with_all_context()
+        if found is not None and found.status is HunkStatus.UPSTREAM:
+            return found
+        return self._by_groups(strict=found is not None and self._is_here(found.at or 0), halves=False)
+
     def _is_here(self, at: int) -> bool:
         return in_scope(self.hunk.heading, self.lines, at)
 
@@ -229,8 +242,8 @@ class _Judge:
         """The best place of the old text, or of the result, with every line of context."""
         old = [at for at in occurrences(self.lines, self.old) if self._at_end(at, len(self.old))]
         here = [at for at in old if self._is_here(at)]
-        if stated(self.hunk) in (here or old):
-            return Match(HunkStatus.EXACT, stated(self.hunk))
+        if self.hunk.stated in (here or old):
+            return Match(HunkStatus.EXACT, self.hunk.stated)
         ranked = sorted([*((at, False) for at in old), *((at, True) for at in self._results())], key=self._rank)
         if not ranked:
             return None
@@ -242,7 +255,7 @@ class _Judge:
     @cached_property
     def home(self) -> int:
         """Where it should stand, as well as that can be told."""
-        mapped = self.text.mapped(stated(self.hunk))
+        mapped = self.text.mapped(self.hunk.stated)
         return self.expected if mapped is None else mapped
 
     def _rank(self, candidate: tuple[int, bool]) -> tuple[bool, int]:
@@ -257,7 +270,7 @@ class _Judge:
             return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note="fits equally well in several places")
         note = ""
         if not self._is_here(best):
-            note = f"below {_quoted(heading(self.lines, best))} now, was below {_quoted(self.hunk.heading)}"
+            note = f"below {quoted(heading(self.lines, best))} now, was below {quoted(self.hunk.heading)}"
         return Match(HunkStatus.MOVED, best, places=others, note=note)
 
     def _results(self) -> list[int]:
@@ -266,7 +279,7 @@ class _Judge:
         telling = any(map(is_telling, self.new))
         found: list[int] = []
         for at in occurrences(self.lines, self.new):
-            if self._added(at) & self.text.taken or not (telling or at == stated(self.hunk)):
+            if self._added(at) & self.text.taken or not (telling or at == self.hunk.stated):
                 continue
             if not any(group.added for group in groups) and not (self._is_here(at) and self._at_end(at, len(self.new))):
                 continue
@@ -300,11 +313,12 @@ class _Judge:
             found.append(_Group(old[a:b], new[c:d], above, below, titles[-1] if titles else self.hunk.heading, c))
         return found
 
-    def _by_groups(self, strict: bool) -> Match | None:
+    def _by_groups(self, strict: bool, halves: bool = True) -> Match | None:
         """Whether upstream has all or some of the changes, each beside a line of its context or unmistakable.
 
         Args:
             strict: the old text stands where it should, so that only what was added in its scope counts.
+            halves: whether a change counts of which most lines are there.
         """
         groups = [group for group in self.groups if any(map(is_telling, [*group.removed, *group.added]))]
         proofs = [self._proof(group, strict) for group in groups]
@@ -319,7 +333,7 @@ class _Judge:
             first = next(group for group, proof in zip(groups, proofs, strict=True) if proof is not None)
             near = self._result_near(first, done[0].start)
             return Match(HunkStatus.PARTLY, done[0].start, note=note, near=near)
-        for group in groups:
+        for group in groups if halves else []:
             if half := self._half(group):
                 share = "all, with others between them," if half[1] == 1 else f"{half[1]:.0%}"
                 note = f"of the lines that it adds, {share} are there (from line {half[0] + 1} on)"
@@ -362,12 +376,39 @@ class _Judge:
             return []
         found = [at + len(upper) for at in occurrences(self.lines, [*upper, *group.added, *lower])]
         found = [at for at in found if not self.text.taken & set(range(at, at + len(group.added)))]
-        here = [at for at in found if in_scope(group.scope, self.lines, at)]
-        brings_scope = any(HEADING.match(line.rstrip(b"\r\n")) for line in group.added)
-        alone = len(found) == 1 and _is_distinctive(group.added) and (brings_scope or not strict)
+        bare = not upper and not lower
+        here = [at for at in found if self._is_in_scope_of(group, at, bare)]
+        alone = len(found) == 1 and _is_distinctive(group.added) and self._needs_no_scope(group, strict)
         if not here and not alone:
             return []
-        return [at for at in here or found if not self._still_there(group, at, alone=not upper and not lower)]
+        return [at for at in here or found if not self._still_there(group, at, alone=bare)]
+
+    def _is_in_scope_of(self, group: _Group, at: int, bare: bool) -> bool:
+        """Whether the added lines at ``at`` stand in the class or function of their change, whatever its arguments.
+
+        Args:
+            bare: no context stands beside them. Where the hunk names no scope, they count then only outside of any.
+        """
+        if not group.scope and bare and any(map(_indent, group.added)):
+            return not heading(self.lines, at)
+        name = SCOPE.match(group.scope)
+        there = SCOPE.match(heading(self.lines, at))
+        return in_scope(group.scope, self.lines, at) or bool(name and there and name[0] == there[0])
+
+    def _needs_no_scope(self, group: _Group, strict: bool) -> bool:
+        """Whether lines say enough by themselves, because they bring their own scope, need none, or it is gone."""
+        if any(HEADING.match(line.rstrip(b"\r\n")) for line in group.added):
+            return True
+        return not strict and (not any(map(_indent, group.added)) or not self._has_scope(group.scope))
+
+    def _has_scope(self, scope: bytes) -> bool:
+        """Whether the text has that class or function; yes where the hunk names none, for then nothing tells."""
+        if not scope:
+            return True
+        name = SCOPE.match(scope)
+        wanted = name[0] if name else scope
+        titles = (line.strip() for line in self.lines if HEADING.match(line.rstrip(b"\r\n")) or ANY_HEADING.match(line))
+        return any(title.startswith(wanted) and not re.match(rb"\w", title[len(wanted) :]) for title in titles)
 
     def _still_there(self, group: _Group, at: int, alone: bool = False) -> bool:
         """Whether the lines that the change removes stand in the same class or function as its result.
@@ -413,8 +454,17 @@ class _Judge:
         return None
 
     def _conflict(self) -> Match:
-        near = self._nearest()
-        return Match(HunkStatus.CONFLICT, note=self._only_space(), near=near)
+        return Match(HunkStatus.CONFLICT, note=self._only_space() or self._elsewhere(), near=self._nearest())
+
+    def _elsewhere(self) -> str:
+        """A note where the only lines like those that it adds stand in another class or function."""
+        for group in self.groups:
+            places = occurrences(self.lines, group.added) if _is_distinctive(group.added) else []
+            if len(places) == 1 and places[0] not in self.text.taken and self._is_news(group.added, 1):
+                here = quoted(heading(self.lines, places[0]))
+                wanted = f"below {quoted(group.scope)}" if group.scope else "elsewhere"
+                return f"what it adds stands below {here}, line {places[0] + 1}; it belongs {wanted}"
+        return ""
 
     def _only_space(self) -> str:
         """A note where the old text is there but for white space."""
@@ -438,12 +488,12 @@ class _Judge:
         home = [self.home] if self.text.before is not None else []
         found: list[tuple[float, Near]] = []
         for at in places or [*home, *self._candidates(wanted)]:
-            in_same = bool(self.hunk.heading) and self._is_here(at)
-            bonus = HOME_BONUS if at in home else SCOPE_BONUS if in_same else 0
             least = 0 if places or at in home else ELSEWHERE if home else SHOWN
             for count in sorted({len(wanted), len(wanted) + 3, 2 * len(wanted)}):
                 start, end = _trimmed(wanted, self.lines, at, min(at + count, len(self.lines)))
                 similarity = self._likeness(wanted, start, end)
+                in_same = bool(self.hunk.heading) and self._is_here(start)
+                bonus = HOME_BONUS if at in home else SCOPE_BONUS if in_same else 0
                 if similarity >= least:
                     found.append((similarity + bonus, Near(start, end, similarity, is_result, wanted)))
         return max(found, key=lambda entry: entry[0])[1] if found else None
@@ -504,5 +554,6 @@ def _indent(line: bytes) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _quoted(line: bytes) -> str:
+def quoted(line: bytes) -> str:
+    """A class or function line as it is shown."""
     return repr(line.decode("utf-8", "replace")) if line else "no class or function"

@@ -18,6 +18,7 @@ from pipeline.errors import ComposeError
 
 DEP3_REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update")
 HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)")
+INDEX = re.compile(rb"^index ([0-9a-f]{7,40})\.\.[0-9a-f]")
 DIFF = re.compile(rb"^(diff --git |--- )", re.MULTILINE)
 REFUSED = {
     b"new file mode": "creates a file: put new files into overlays/",
@@ -49,6 +50,11 @@ class Hunk:
     heading: bytes = b""
     """What stands behind the second ``@@``: the class or function above the hunk. git does not look at it."""
 
+    @property
+    def stated(self) -> int:
+        """Index at which it says that its old text stands; an insertion names the line that it follows."""
+        return self.old_start - 1 if self.old else self.old_start
+
 
 @dataclass(frozen=True)
 class FilePatch:
@@ -56,6 +62,9 @@ class FilePatch:
 
     path: str
     hunks: tuple[Hunk, ...]
+    made_for: str = ""
+    """Name that git gives to the file's bytes for which it was written, or its beginning; empty where it does not say.
+    """
 
 
 @dataclass(frozen=True)
@@ -151,8 +160,10 @@ def parse_patch(name: str, data: bytes, where: Path | str) -> Patch:
 
 
 def _file_patches(lines: list[bytes], where: Path | str) -> Iterator[FilePatch]:
-    index = 0
+    index, made_for = 0, ""
     while index < len(lines):
+        if match := INDEX.match(lines[index]):
+            made_for = match[1].decode()
         if not lines[index].startswith(b"--- "):
             # git drops what follows the counted lines of a hunk; the end of an exported mail is "-- " alone.
             if lines[index].startswith((b" ", b"+", b"-", b"\\", b"@@")) and lines[index] != b"-- \n":
@@ -172,7 +183,8 @@ def _file_patches(lines: list[bytes], where: Path | str) -> Iterator[FilePatch]:
             hunks.append(hunk)
         if not hunks:
             raise ComposeError(f"{where}: {path} has no hunk", do="export it again")
-        yield FilePatch(path, tuple(hunks))
+        yield FilePatch(path, tuple(hunks), made_for)
+        made_for = ""
 
 
 def _path(line: bytes, prefix: bytes, where: Path | str) -> str:
@@ -226,7 +238,7 @@ def prove(patch: Patch, file: FilePatch, source: bytes) -> bytes:
     result: list[bytes] = []
     position = 0
     for number, hunk in enumerate(file.hunks, 1):
-        start = hunk.old_start - 1 if hunk.old else hunk.old_start
+        start = hunk.stated
         where = f"{patch.name}: {file.path}: hunk {number}"
         if start < position:
             raise ComposeError(f"{where} overlaps the one before", do="export the patch again")

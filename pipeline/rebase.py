@@ -8,6 +8,7 @@ well, so that one miss is not read as many. Nothing is written, and nobody's pat
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -377,20 +378,17 @@ class _FileJudge:
 
     def verdicts(self) -> list[HunkVerdict]:
         """One verdict a hunk; those that fit are applied together."""
-        made_for = split_lines(self.before) if self.before is not None else None
-        text = Text(list(self.file.lines), self.file.taken, made_for)
+        text = Text(list(self.file.lines), self.file.taken, self._made_for)
         edits: list[tuple[int, Hunk]] = []
         found: list[HunkVerdict] = []
         for number, hunk in enumerate(self.change.hunks, 1):
-            match = self._without_overlap(
-                hunk_match.judge(hunk, text, hunk_match.stated(hunk) + self.file.drift), hunk, edits
-            )
+            match = self._without_overlap(hunk_match.judge(hunk, text, hunk.stated + self.file.drift), hunk, edits)
             if match.status in FINE and match.at is not None:
-                self.file.drift = match.at - hunk_match.stated(hunk)
+                self.file.drift = match.at - hunk.stated
             if match.status in APPLIED and match.at is not None:
                 edits.append((match.at, hunk))
             text = replace(text, taken=text.taken | match.proof)
-            found.append(self._verdict(hunk, match, made_for))
+            found.append(self._verdict(hunk, match))
             if match.status not in FINE:
                 self.file.missed.append((f"{self.patch} hunk {number}", hunk))
         self.file.apply(edits)
@@ -405,12 +403,19 @@ class _FileJudge:
                 return Match(HunkStatus.CONFLICT, places=(match.at,), note=note)
         return match
 
-    def _verdict(self, hunk: Hunk, match: Match, made_for: list[bytes] | None) -> HunkVerdict:
+    @cached_property
+    def _made_for(self) -> list[bytes] | None:
+        return split_lines(self.before) if self.before is not None else None
+
+    @cached_property
+    def _as_it_came(self) -> Text:
+        return Text(split_lines(self.pristine), before=self._made_for)
+
+    def _verdict(self, hunk: Hunk, match: Match) -> HunkVerdict:
         pristine, cause = None, None
-        if match.status not in FINE and self.file.missed:
-            alone = hunk_match.judge(hunk, Text(split_lines(self.pristine), before=made_for)).status
-            pristine = alone if alone is not match.status else None
-            cause = self._cause(hunk, match, alone)
+        if self.file.missed:
+            pristine = hunk_match.judge(hunk, self._as_it_came).status
+            cause = self._cause(hunk, match, pristine) if match.status not in FINE else None
         at = match.at
         note = "; ".join(part for part in (match.note, f"may follow from {cause}" if cause else "") if part)
         return HunkVerdict(
@@ -418,7 +423,7 @@ class _FileJudge:
             header=header_of(hunk),
             status=match.status,
             line=None if at is None else at + 1,
-            offset=0 if at is None else at - hunk_match.stated(hunk),
+            offset=0 if at is None else at - hunk.stated,
             fuzz=match.fuzz,
             places=tuple(place + 1 for place in match.places),
             cascading=cause is not None,

@@ -51,7 +51,8 @@ def place(hunk: HunkVerdict) -> str:
     if hunk.fuzz:
         parts.append(f"fuzz {hunk.fuzz}")
     if hunk.pristine is not None:
-        parts.append(f"{hunk.pristine} on the release without the patches before it")
+        same = hunk.pristine is hunk.status
+        parts.append(f"{'the same' if same else hunk.pristine} on the release without the patches before it")
     return "; ".join([*parts, *([hunk.note] if hunk.note else [])])
 
 

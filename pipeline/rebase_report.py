@@ -57,7 +57,7 @@ class Nearest(Document):
 
     file: str
     line: int
-    """From 1."""
+    """In the tree with the patches before it, from 1."""
     of: Literal["old text", "result"]
     """Which text of the hunk they are compared with: the more similar one."""
     similarity: float
@@ -74,7 +74,7 @@ class HunkVerdict(Document):
     """The ``@@`` line with its scope; of a file that comes or goes whole, words that say so."""
     status: HunkStatus
     line: int | None = None
-    """Where it stands in the new tree, from 1; of an upstream hunk, where its result does."""
+    """Where it stands in the new tree with the patches before it, from 1; of an upstream hunk, where its result does."""
     offset: int = 0
     """That line less the stated one."""
     fuzz: int = 0
@@ -84,7 +84,7 @@ class HunkVerdict(Document):
     cascading: bool = False
     """May be no verdict of its own: an earlier hunk that was not applied may be the cause."""
     pristine: HunkStatus | None = None
-    """Against the new release without the patches before it, where that is another status."""
+    """Against the new release without the patches before it; none where no hunk of that file missed before it."""
     nearest: Nearest | None = None
     note: str = ""
 

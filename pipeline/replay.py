@@ -2,19 +2,22 @@
 
 Two ways. Where the files are known from which the patch was made, git merges three ways. Where they are not (a pin
 was bumped), a hunk is moved only if its old text occurs exactly once in the new file and below the same class or
-function as before. Everything else is a conflict: nothing is guessed, and no hunk is left out.
+function as before, and its result is not there already. Everything else is a conflict: nothing is guessed, and no hunk
+is left out.
 """
 
 import difflib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline import git, patches
+from pipeline import git, hunk_match, patches
 from pipeline.errors import ComposeError
-from pipeline.patch_text import Change, heading, occurrences
+from pipeline.hunk_match import Match, Text, quoted
+from pipeline.patch_text import Change, blob_id, heading, occurrences
 from pipeline.patches import FilePatch, Hunk, Patch, split_lines
+from pipeline.rebase_report import HunkStatus
 
 MARKERS = (b"<<<<<<< ", b"||||||| ", b">>>>>>> ")
 
@@ -55,8 +58,17 @@ def apply(patch: Patch, files: Mapping[str, bytes]) -> Change:
     return Change(patch.name, patch.split[0], {path: files[path] for path in after}, after)
 
 
-def replay(patch: Patch, files: Mapping[str, bytes], origin: Change | None) -> Change:
-    """The patch on ``files``; ``origin`` is the same patch on the files for which it was written, where known.
+def is_made_for(patch: Patch, files: Mapping[str, bytes]) -> bool:
+    """Whether a patch names these very bytes as those that it was written for, or names none."""
+    return all(blob_id(files[file.path]).startswith(file.made_for) for file in patch.files)
+
+
+def replay(patch: Patch, files: Mapping[str, bytes], origin: Change | None, below: Mapping[str, bytes]) -> Change:
+    """The patch on ``files``.
+
+    Args:
+        origin: the same patch on the files for which it was written, where known.
+        below: the files without the patches before it: what those brought is not upstream's.
 
     Raises:
         Conflict: a person has to decide.
@@ -65,9 +77,28 @@ def replay(patch: Patch, files: Mapping[str, bytes], origin: Change | None) -> C
     if origin is not None:
         return Change(patch.name, patch.split[0], before, _merge_all(patch, before, origin))
     try:
-        return apply(patch, files)
+        exact = apply(patch, files)
+        if is_made_for(patch, files) or not any(_doubled(file, before[file.path], below) for file in patch.files):
+            return exact
     except ComposeError:
-        return Change(patch.name, patch.split[0], before, _move_all(patch, before))
+        pass
+    return Change(patch.name, patch.split[0], before, _move_all(patch, before, below))
+
+
+def _doubled(file: FilePatch, data: bytes, below: Mapping[str, bytes]) -> bool:
+    """Whether a hunk of a patch that fits would bring what is there."""
+    text = _text(file.path, data, below)
+    return any(hunk_match.there_already(hunk, text, hunk.stated) for hunk in file.hunks)
+
+
+def _text(path: str, data: bytes, below: Mapping[str, bytes]) -> Text:
+    """A file as a hunk meets it, with the lines that the patches before it brought."""
+    lines = split_lines(data)
+    if data == below[path]:
+        return Text(lines)
+    matcher: difflib.SequenceMatcher[bytes] = difflib.SequenceMatcher(None, split_lines(below[path]), lines)
+    spans = [range(code[3], code[4]) for code in matcher.get_opcodes() if code[0] != "equal"]
+    return Text(lines, frozenset(index for span in spans for index in span))
 
 
 def _merge_all(patch: Patch, ours: Mapping[str, bytes], origin: Change) -> dict[str, bytes]:
@@ -99,7 +130,7 @@ def _merge(name: str, base: bytes, ours: bytes, theirs: bytes) -> tuple[int, byt
     return done.returncode, done.stdout
 
 
-def _move_all(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def _move_all(patch: Patch, files: Mapping[str, bytes], below: Mapping[str, bytes]) -> dict[str, bytes]:
     moved: dict[str, bytes] = {}
     broken: dict[str, ConflictFile] = {}
     problems: list[str] = []
@@ -111,7 +142,7 @@ def _move_all(patch: Patch, files: Mapping[str, bytes]) -> dict[str, bytes]:
             broken[file.path] = _conflict(patch.name, None, [], nowhere)
             continue
         lines = split_lines(files[file.path])
-        placed = list(_place(file, lines))
+        placed = list(_place(file, _text(file.path, files[file.path], below)))
         found = [f"{patch.name}: {file.path}: hunk {n}: {p.problem}" for n, p in enumerate(placed, 1) if p.problem]
         if found:
             broken[file.path] = _conflict(patch.name, files[file.path], lines, placed)
@@ -133,16 +164,30 @@ class _Placed:
     problem: str | None = None
 
 
-def _place(file: FilePatch, lines: list[bytes]) -> Iterator[_Placed]:
-    position, offset = 0, 0
-    for hunk in file.hunks:
-        stated = hunk.old_start - 1 if hunk.old else hunk.old_start
-        found = [at for at in occurrences(lines, list(hunk.old)) if hunk.old or not lines]
-        problem = _problem(hunk, lines, found, position)
-        start = found[0] if not problem else _likeliest(hunk, lines, found, position, stated + offset)
-        end = min(start + len(hunk.old), len(lines))
+def _place(file: FilePatch, text: Text) -> Iterator[_Placed]:
+    lines, position, offset = text.lines, 0, 0
+    places = [[at for at in occurrences(lines, list(hunk.old)) if hunk.old or not lines] for hunk in file.hunks]
+    for number, (hunk, found) in enumerate(zip(file.hunks, places, strict=True), 1):
+        there = hunk_match.there_already(hunk, text, hunk.stated + offset)
+        problem = _already(there) if there else _problem(hunk, lines, found, position)
+        if problem is None:
+            start, end = found[0], found[0] + len(hunk.old)
+            offset = start - hunk.stated
+        else:
+            match = there or hunk_match.judge(hunk, text, hunk.stated + offset)
+            later = [only for only, *others in filter(None, places[number:]) if not others and only >= position]
+            start, end = _shown(hunk, match, position, min(later, default=len(lines)))
         yield _Placed(hunk, start, end, problem)
-        position, offset = end, start - stated
+        position = end
+        if there:
+            text = replace(text, taken=text.taken | there.proof)
+
+
+def _already(there: Match) -> str:
+    at = (there.at or 0) + 1
+    if there.status is HunkStatus.UPSTREAM:
+        return f"its result is there already, line {at}"
+    return f"some of its result is there already: {there.note}"
 
 
 def _problem(hunk: Hunk, lines: list[bytes], found: list[int], position: int) -> str | None:
@@ -155,26 +200,24 @@ def _problem(hunk: Hunk, lines: list[bytes], found: list[int], position: int) ->
         return f"its old text stands at line {found[0] + 1} now, above the hunk before"
     here = heading(lines, found[0])
     if hunk.heading and here != hunk.heading:
-        return f"expected its old text below {_text(hunk.heading)}, found it below {_text(here)} (line {found[0] + 1})"
+        return (
+            f"expected its old text below {quoted(hunk.heading)}, found it below {quoted(here)} (line {found[0] + 1})"
+        )
     return None
 
 
-def _text(line: bytes) -> str:
-    return repr(line.decode("utf-8", "replace")) if line else "no class or function"
-
-
-def _likeliest(hunk: Hunk, lines: list[bytes], found: list[int], position: int, expected: int) -> int:
-    """Where to show a person the hunk: the nearest exact place, else the most similar lines."""
-    later = [at for at in found if at >= position]
-    if later:
-        return min(later, key=lambda at: abs(at - expected))
-    matcher: difflib.SequenceMatcher[bytes] = difflib.SequenceMatcher(None, [], list(hunk.old), autojunk=False)
-
-    def likeness(at: int) -> tuple[float, int]:
-        matcher.set_seq1(lines[at : at + len(hunk.old)])
-        return matcher.ratio(), -abs(at - expected)
-
-    return max(range(position, len(lines)), key=likeness, default=position)
+def _shown(hunk: Hunk, match: Match, low: int, high: int) -> tuple[int, int]:
+    """The lines to show a person with a hunk: those that the report names, as far as other hunks leave them."""
+    start, end = low, low
+    if match.status is HunkStatus.UPSTREAM and match.at is not None:
+        start, end = min(match.proof, default=match.at), max(match.proof, default=match.at - 1) + 1
+    elif match.near is not None:
+        start, end = match.near.at, match.near.end
+    elif places := [at for at in (match.at, *match.places) if at is not None and at >= low]:
+        start = places[0] if match.at is not None else min(places, key=lambda at: abs(at - hunk.stated))
+        end = start + len(hunk.old)
+    start = min(max(start, low), high)
+    return start, max(start, min(end, high))
 
 
 def _rewrite(lines: list[bytes], parts: list[tuple[int, int, tuple[bytes, ...]]]) -> Iterator[bytes]:

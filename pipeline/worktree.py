@@ -25,7 +25,7 @@ from pipeline.files import BUILD, new_folder, write_atomic
 from pipeline.manifest import Line, PatchesLayer
 from pipeline.patch_text import Change
 from pipeline.patches import Patch
-from pipeline.replay import Conflict, apply, leftover_markers, replay
+from pipeline.replay import Conflict, apply, is_made_for, leftover_markers, replay
 
 WHY = "<why: what goes wrong, for whom, where in the source, with evidence>"
 """Stands in the header of a new patch until someone says why."""
@@ -449,7 +449,8 @@ def _origins(series: Iterable[Patch], files: Mapping[str, bytes]) -> dict[str, C
             change = apply(patch, tree)
         except ComposeError:
             break
-        origins[patch.name] = change
+        if is_made_for(patch, tree):  # it may fit others by chance
+            origins[patch.name] = change
         tree.update(change.after)
     return origins
 
@@ -462,7 +463,7 @@ def _replay(
     for change in changes:
         tree.update(change.after)
     for patch in rest:
-        changes.append(replay(patch, tree, origins.get(patch.name)))
+        changes.append(replay(patch, tree, origins.get(patch.name), files))
         tree.update(changes[-1].after)
 
 

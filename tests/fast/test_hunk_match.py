@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge, stated
+from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge
 from pipeline.patch_text import heading, occurrences
 from pipeline.patches import Hunk, split_lines
 from pipeline.rebase_report import HunkStatus
@@ -163,7 +163,42 @@ def test_the_same_addition_in_another_function_is_another_one() -> None:
     line = b"        remember_everything(self)\n"
     wanted = hunk(FILE, FILE.replace(b"        return alpha", line + b"        return alpha"))
     other = FILE.replace(b"        return gamma", line + b"        return gamma")
-    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, stated(wanted))
+    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, wanted.stated)
+
+
+SYNC = b"        torch.cuda.synchronize()\n"
+
+
+@pytest.mark.parametrize("before", [FILE, None])
+def test_an_addition_that_stands_in_another_function_alone_is_a_conflict(before: bytes | None) -> None:
+    """Its own function is there, with other text; what upstream has in another one is not its result."""
+    wanted = hunk(FILE, FILE.replace(b"        beta =", SYNC + b"        beta ="))
+    changed = FILE.replace(b"alpha = compute(1)", b"alpha = other(1)").replace(b"beta = compute(2)", b"beta = other(2)")
+    other = changed.replace(b"        delta", SYNC + b"        delta")
+    found = against(wanted, other, before=before)
+    assert found.status is HunkStatus.CONFLICT
+    assert found.note == "what it adds stands below 'def two(self):', line 13; it belongs below 'def one(self):'"
+    # In its own function, whatever that takes now, it is its result; and where that function is gone.
+    own = changed.replace(b"        beta", SYNC + b"        beta").replace(b"one(self)", b"one(self, more)")
+    assert against(wanted, own, before=before).status is HunkStatus.UPSTREAM
+    gone = other.replace(b"def one(self)", b"def first(self)")
+    assert against(wanted, gone, before=before).status is HunkStatus.UPSTREAM
+
+
+def test_a_line_in_some_function_is_no_result_of_a_hunk_that_names_none() -> None:
+    old = (b"    first = 1\n", b"    second = 2\n")
+    wanted = Hunk(3, 3, old, (old[0], b"    torch.cuda.synchronize()\n", old[1]))
+    text = b"def f():\n    torch.cuda.synchronize()\n    return other_value\n"
+    found = against(wanted, text)
+    assert found.status is HunkStatus.CONFLICT
+    assert found.note == "what it adds stands below 'def f():', line 2; it belongs elsewhere"
+
+
+def test_a_line_of_the_module_belongs_to_no_function() -> None:
+    old = (b"import first\n", b"import second\n")
+    wanted = Hunk(20, 20, old, (old[0], b"import something_else\n", old[1]), b"def f():")
+    text = b"def f():\n    pass\n\n\ndef g():\n    pass\n\n\nimport something_else\n"
+    assert against(wanted, text).status is HunkStatus.UPSTREAM
 
 
 def test_what_the_series_itself_brought_proves_nothing() -> None:
@@ -252,6 +287,16 @@ def test_weak_likeness_elsewhere_does_not_lead_away_from_the_place() -> None:
     assert found.near.at == 30
 
 
+def test_of_alike_lines_those_of_the_same_function_are_the_nearest() -> None:
+    """Lines above a stretch that look like nothing do not make it one of the function before."""
+    body = b"    first = x\n    second = first + 1\n    third = second * %s\n    return third\n\n\n"
+    old = b"def f(x):\n" + body % b"3" + b"def g(x):\n" + body % b"4"
+    wanted = hunk(old, old.replace(b"* 3", b"* 30"), context=1)
+    found = against(wanted, b"# new\n" * 9 + old.replace(b"* 3", b"// 3"))
+    assert found.near is not None
+    assert found.near.at == 11
+
+
 def test_line_ends_and_white_space_count_and_are_named() -> None:
     assert against(hunk(FILE, ONE), FILE.replace(b"\n", b"\r\n")).note == "differs from line 6 on in line ends only"
     found = against(hunk(FILE, ONE), FILE.replace(b"    ", b"  "))
@@ -317,7 +362,7 @@ def test_on_the_text_it_was_made_for_a_hunk_is_exact(edit: tuple[bytes, bytes], 
     old, new = edit
     for wanted in hunks(old, new, context):
         assume(wanted.old and only_place(old, wanted.old))
-        assert against(wanted, old, before=old) == Match(HunkStatus.EXACT, stated(wanted))
+        assert against(wanted, old, before=old) == Match(HunkStatus.EXACT, wanted.stated)
 
 
 @settings(max_examples=100)
@@ -330,7 +375,7 @@ def test_below_inserted_lines_a_hunk_is_moved_by_their_number(
     for wanted in hunks(old, new, context):
         assume(wanted.old and only_place(text, wanted.old))
         found = against(wanted, text, before=old)
-        assert (found.status, found.at) == (HunkStatus.MOVED, stated(wanted) + count)
+        assert (found.status, found.at) == (HunkStatus.MOVED, wanted.stated + count)
 
 
 @settings(max_examples=100)

@@ -181,6 +181,28 @@ def test_what_a_person_has_to_do_is_a_conflict_and_the_rest_is_judged(tmp_path: 
     assert (patch.hunks[0].header, patch.hunks[0].note) == ("the file itself", "changes the file's mode")
 
 
+def test_after_a_miss_every_hunk_of_the_file_is_judged_on_both_trees(tmp_path: Path) -> None:
+    """Whatever it is on the running tree; the one before the miss, and other files, are not."""
+    one = edited(FILE, value_2="two = 2\n", value_6="six = 6\n", value_10="ten = 10\n")
+    two = edited(one, value_14="fourteen = 14\n", value_18="eighteen = 18\n")
+    last = two.replace("ten = 10\n", "ten = 1010\n")
+    other = "sglang/b.py"
+    steps = [{PATH: FILE, other: FILE}, {PATH: one, other: FILE}, {PATH: two, other: one}, {PATH: last, other: one}]
+    tree = "# new\n" + edited(FILE, value_6="value_6 = another(6)\n", value_18="eighteen = 18\n")
+    found = judged(tmp_path, steps, {PATH: tree, other: FILE})
+    seen = [[(hunk.status, hunk.pristine) for hunk in patch.hunks if hunk.file == PATH] for patch in found]
+    assert seen == [
+        [(MOVED, None), (CONFLICT, None), (MOVED, MOVED)],
+        [(MOVED, MOVED), (UPSTREAM, UPSTREAM)],
+        [(MOVED, CONFLICT)],
+    ]
+    assert {hunk.pristine for patch in found for hunk in patch.hunks if hunk.file == other} == {None}
+    report = rebase.of_folder(tmp_path, release({PATH: tree, other: FILE}))
+    shown = "\n".join(rebase_text.details(report))
+    assert "    moved, line 14 (+1); the same on the release without the patches before it: @@" in shown
+    assert "    moved, line 10 (+1); conflict on the release without the patches before it: @@" in shown
+
+
 def test_hunks_that_would_overlap_are_a_conflict(tmp_path: Path) -> None:
     old = "start\nsame\nend\n" + FILE + "start\nsame\nend\n"
     text = diff(PATH, old, old.replace("same\n", "other\n"), 1)

@@ -543,6 +543,77 @@ class TestRefresh:
         assert small.compose()["sglang/b.py"] == B.replace("C = 2", "C = 20")
         assert small.work.refresh() == ""
 
+    ADDED = "def unwrap(layer):\n    return layer.inner_layer\n\n\n"
+
+    def adds(self, small: Fixture) -> None:
+        """A series of one patch that adds a function, and a release that has it elsewhere in the file."""
+        write_series(small.series, {"1.patch": diff("sglang/b.py", B, B.replace("C =", self.ADDED + "C ="))})
+        for name in ("2.patch", "3.patch"):
+            (small.series / name).unlink()
+        small.work.refresh()
+        self.upstream(small, b=B + self.ADDED)
+
+    @pytest.mark.parametrize("top", ["", "# moved\n"], ids=["exact", "moved"])
+    @pytest.mark.parametrize("by", ["refresh", "drop"])
+    def test_what_upstream_has_is_not_added_twice(
+        self, small: Fixture, capfd: pytest.CaptureFixture[str], top: str, by: str
+    ) -> None:
+        self.adds(small)
+        self.upstream(small, b=top + B + self.ADDED)
+        name = small.series / "1.patch"
+        if by == "drop":
+            write_series(small.series, {"0.patch": diff("sglang/a.py", A, A1), "1.patch": name.read_text()})
+            name.write_text(name.read_text().replace(HEADER, "", 1))
+        run = small.work.refresh if by == "refresh" else lambda: small.work.drop(["0"], "Not needed.")
+        with pytest.raises(ComposeError, check=says("^1.patch: conflict in 1 place;")):
+            run()
+        at = 4 + len(top.splitlines())
+        problem = f"1.patch: sglang/b.py: hunk 1: its result is there already, line {at}"
+        assert f"warning: {problem}\n" in capfd.readouterr().err
+        text = (small.folder / "sglang/b.py").read_text()
+        assert text.startswith(top + B + "<<<<<<< "), "it is shown where it stands"
+        # Kept as upstream has it, the patch holds nothing any more.
+        (small.folder / "sglang/b.py").write_text(top + B + self.ADDED)
+        git(small.folder, "add", "--all")
+        with pytest.raises(ComposeError, check=says("1.patch: changes nothing; if .* build.py patch drop 1.patch")):
+            small.work.export()
+        small.work.drop(["1"], "Upstream has it.")
+        assert small.compose()["sglang/b.py"].count("def unwrap") == 1
+
+    def test_a_repetition_that_is_meant_is_accepted_once(self, small: Fixture) -> None:
+        self.adds(small)
+        with pytest.raises(ComposeError, check=says("^1.patch: conflict in 1 place;")):
+            small.work.refresh()
+        (small.folder / "sglang/b.py").write_text(B.replace("C =", self.ADDED + "C =") + self.ADDED)
+        git(small.folder, "add", "--all")
+        small.work.export()
+        assert small.work.refresh() == ""
+        assert small.compose()["sglang/b.py"].count("def unwrap") == 2
+
+    def test_what_an_earlier_patch_brought_is_not_upstream(self, small: Fixture) -> None:
+        twice = A.replace("def f(x):\n", "def f(x):\n    prepare_it_well(x)\n")
+        later = twice.replace("    return third\n", "    prepare_it_well(x)\n    return third\n", 1)
+        series = {"1.patch": diff("sglang/a.py", A, twice), "2.patch": diff("sglang/a.py", twice, later)}
+        write_series(small.series, series)
+        (small.series / "3.patch").unlink()
+        small.work.refresh()
+        self.upstream(small, a="# moved\n" + A)
+        small.work.refresh()
+        assert small.compose()["sglang/a.py"] == "# moved\n" + later
+
+    def test_a_place_below_the_next_hunk_leaves_that_hunk_alone(self, small: Fixture) -> None:
+        """What looks most like the first hunk stands at the second one, which fits."""
+        write_series(small.series, {"1.patch": diff("sglang/a.py", A, A1.replace("second * 4", "second * 40"), 1)})
+        for name in ("2.patch", "3.patch"):
+            (small.series / name).unlink()
+        small.work.refresh()
+        self.upstream(small, a="".join(A.partition("def g")[1:]))
+        with pytest.raises(ComposeError, check=says("^1.patch: conflict in 1 place;")):
+            small.work.refresh()
+        text = (small.folder / "sglang/a.py").read_text()
+        assert text.count("second * 40") == 1
+        assert text.index(">>>>>>>") < text.index("second * 40")
+
     def test_hunks_of_a_file_that_is_gone_wait_until_somebody_moved_or_removed_them(self, small: Fixture) -> None:
         (small.root / "tree/sglang/b.py").rename(small.root / "tree/sglang/c.py")
         with pytest.raises(ComposeError, check=says("^2.patch: conflict in 1 place;")):
