@@ -96,8 +96,8 @@ def _numbered() -> Any:
     count = itertools.count()
 
     def regenerate(self: Any) -> str:
-        self.rid = f"made-{next(count)}"
-        return self.rid
+        self.rid = rid = f"made-{next(count)}"
+        return rid
 
     return regenerate
 
