@@ -31,7 +31,6 @@ SINCE_20 = {
 """Fixes that 0.5.20 and all later releases have."""
 SINCE_22_OR_23 = {
     "dflash2-conv-nan.patch",
-    "dflash2-walk-nan.patch",
     "mtp-packed-modules.patch",
     "xpu-mamba-state-scatter.patch",
     "xpu-gdn-state-stride.patch",

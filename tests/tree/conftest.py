@@ -29,6 +29,9 @@ CHECKS = next(
 """The folder of the image's checks: beside this one in the container, a level up in the project."""
 LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 """The line that the tree is of."""
+MAIN = LINE == "qwen3.8-27b"
+HISTORY = LINE == "qwen3.8-27b-20260819"
+"""Whether it is that line, whose base is 0.5.18; a test then expects other things of upstream."""
 MANIFEST = CHECKS.parent / "manifests" / LINE
 """Its manifest's folder, of which the container holds what tests here read."""
 STUBS = CHECKS / "stubs"
@@ -150,12 +153,6 @@ def _trees() -> tuple[Tree, Tree]:
         _tree("SGX_TREE", "the composed tree (ours)"),
         _tree("SGX_UPSTREAM", "the pinned, unpatched tree"),
     )
-
-
-@pytest.fixture(scope="session")
-def line() -> str:
-    """The line that the tree under test is of."""
-    return LINE
 
 
 @pytest.fixture(scope="session")

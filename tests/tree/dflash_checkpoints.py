@@ -5,10 +5,10 @@ Which tensors DFlash2 adds, and of what shape, comes from the checkpoint gate's 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from gate import gate_module  # type: ignore[import-not-found]  # beside this file
+from conftest import MAIN  # type: ignore[import-not-found]  # these two lie beside this file
+from gate import gate_module  # type: ignore[import-not-found]
 
 naming = gate_module("naming")
 
@@ -131,12 +131,11 @@ OTHERS: list[Refused] = [
 ]  # fmt: skip
 REFUSED = [*MISSING, *ZERO, *OTHERS]
 SHAPE = case("misshapen", WHOLE | {CODEBOOK: ("bfloat16", [VOCABULARY - 1, RANK])})
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 
 
 def registered(each: dict[str, Any]) -> bool:
     """Whether the line's release knows the class. DFlash2's aliases came after 0.5.19."""
-    return LINE == "qwen3.8-27b" or each["config"]["architectures"][0] in {"DFlash2DraftModel", "DFlashDraftModel"}
+    return MAIN or each["config"]["architectures"][0] in {"DFlash2DraftModel", "DFlashDraftModel"}
 
 
 CASES = [each for each in (*ACCEPTED, DUMMY, SHAPE, *(each for each, _ in REFUSED)) if registered(each)]

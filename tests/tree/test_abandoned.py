@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.patch("abandoned-requests.patch")
 
 TOGETHER = "abandoned"
-CASES = [{"name": when, "when": when} for when in ("tokenizing", "streaming", "answered")]
+CASES = [{"name": when, "when": when, "n": 1, "refused": 0} for when in ("tokenizing", "streaming", "answered")]
+CASES += [{"name": f"two samples, {when}", "when": when, "n": 2, "refused": 0} for when in ("tokenizing", "streaming")]
+CASES += [{"name": "refused", "when": "streaming", "n": 1, "refused": 1}]
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,23 @@ def test_its_state_stays_until_the_scheduler_has_answered(ours: dict[str, Any]) 
     assert ours["streaming"]["left"] == []
 
 
-@pytest.mark.parametrize("when", ["tokenizing", "answered"])
+def test_each_sample_of_a_prompt_is_aborted_under_its_own_id(ours: dict[str, Any]) -> None:
+    samples = ["made-1", "made-2"]
+    assert ours["two samples, streaming"] == {"aborts": samples, "known": samples, "left": []}
+
+
+def test_an_abort_that_did_not_get_out_is_sent_by_the_response(ours: dict[str, Any]) -> None:
+    assert ours["refused"] == {"aborts": ["a-request"], "known": ["a-request"], "left": []}
+
+
+@pytest.mark.parametrize("when", ["tokenizing", "two samples, tokenizing", "answered"])
 def test_what_the_scheduler_does_not_run_is_forgotten(ours: dict[str, Any], when: str) -> None:
     assert ours[when] == {"aborts": [], "known": [], "left": []}
 
 
 def test_upstream_lets_the_scheduler_run_it_to_the_end(theirs: dict[str, Any]) -> None:
     assert theirs["streaming"] == {"aborts": [], "known": [], "left": []}
+
+
+def test_upstream_lets_the_scheduler_run_each_sample_to_the_end(theirs: dict[str, Any]) -> None:
+    assert theirs["two samples, streaming"]["aborts"] == []

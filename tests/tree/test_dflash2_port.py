@@ -7,16 +7,15 @@ the defects behind that are seen one by one.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import HISTORY, LINE  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
-pytestmark = pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE} has its worker from its base's release")
+pytestmark = pytest.mark.skipif(not HISTORY, reason=f"{LINE} has its worker from its base's release")
 
 lora = pytest.mark.patch("dflash2-port-lora.patch")
 tp_sync = pytest.mark.patch("dflash2-port-tp-sync.patch")

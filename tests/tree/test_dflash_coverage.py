@@ -10,10 +10,10 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dflash_checkpoints import (  # type: ignore[import-not-found]  # these three lie beside this file
+from conftest import LINE  # type: ignore[import-not-found]  # these four lie beside this file
+from dflash_checkpoints import (  # type: ignore[import-not-found]
     ACCEPTED,
     CODEBOOK,
-    LINE,
     PROJECTION,
     RANK,
     REFUSED,

@@ -6,10 +6,10 @@ The real ``_handle_dflash`` reads config folders; the real ``DFlashWorkerV2.__in
 from __future__ import annotations
 
 import ast
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import MAIN  # type: ignore[import-not-found]
 from draft_starts import draft_starts  # type: ignore[import-not-found]  # these two lie beside this file
 from launches import FITS, FREE, IMPOSSIBLE, UNEXPECTED  # type: ignore[import-not-found]
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 oracle = pytest.mark.patch("dflash2-launch-guard.patch")
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 LATER = {"DFlash2BeamDraftModel", "MiniMaxDFlash2DraftModel"}
 """Subclasses that 0.5.19 does not have; a checkpoint may declare them all the same."""
 
@@ -67,5 +66,5 @@ def test_the_names_are_dflash2_and_its_subclasses(composed: Tree, ours: dict[str
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "DFLASH2_ARCHITECTURES"
     ]
     assert names[0] == "DFlash2DraftModel"
-    absent = set() if LINE == "qwen3.8-27b" else LATER
+    absent = set() if MAIN else LATER
     assert set(names) - absent == set(ours["facts"]["subclasses"])

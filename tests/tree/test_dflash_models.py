@@ -6,18 +6,17 @@ convolution, and the candidates of four tensor-parallel ranks over gloo.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import LINE, MAIN  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 selector = pytest.mark.patch("dflash-selector-triton.patch")
 convolution = pytest.mark.patch("dflash2-conv-nan.patch")
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
-one_launch = pytest.mark.skipif(LINE != "qwen3.8-27b", reason=f"{LINE} does not carry dflash-selector-triton.patch")
+one_launch = pytest.mark.skipif(not MAIN, reason=f"{LINE} does not carry dflash-selector-triton.patch")
 
 BLOCK, TOP_K = 8, 16
 LATTICE_AND_WALK = {
@@ -83,7 +82,7 @@ def test_the_proposals_on_xpu_are_upstreams(ours: dict[str, Any], theirs: dict[s
 
 
 @selector
-@pytest.mark.parametrize("device", ["cpu", "cuda"] if LINE == "qwen3.8-27b" else ["cpu", "cuda", "xpu"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if MAIN else ["cpu", "cuda", "xpu"])
 def test_other_devices_keep_their_steps_and_every_bit(
     ours: dict[str, Any], theirs: dict[str, Any], device: str
 ) -> None:
@@ -122,7 +121,7 @@ def test_a_mask_by_product_is_seen_to_leak(ours: dict[str, Any]) -> None:
 
 
 @convolution
-@pytest.mark.skipif(LINE == "qwen3.8-27b", reason="its upstream masks by selection")
+@pytest.mark.skipif(MAIN, reason="its upstream masks by selection")
 @pytest.mark.parametrize("case", [case for case in CONVOLUTIONS if case["requests"] > 2], ids=lambda case: case["name"])
 def test_upstream_leaks(theirs: dict[str, Any], case: dict[str, Any]) -> None:
     """The taps reach back from the next block's first slots."""

@@ -8,17 +8,15 @@ beside that.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import LINE, MAIN  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
-MAIN = LINE == "qwen3.8-27b"
 oracle = pytest.mark.patch("xpu-mamba-extra-buffer.patch")
 patched = pytest.mark.skipif(not MAIN, reason=f"{LINE}'s release takes the extra-buffer cache on XPU by itself")
 unpatched = pytest.mark.skipif(MAIN, reason=f"{LINE} carries xpu-mamba-extra-buffer.patch")

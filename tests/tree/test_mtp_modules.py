@@ -5,20 +5,19 @@ The real loader reads a W4A16 checkpoint whose MTP head is plain, and excluded b
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import HISTORY, LINE  # type: ignore[import-not-found]
 from draft_starts import draft_starts  # type: ignore[import-not-found]  # these two lie beside this file
 from mtp_checkpoints import BY_PARTS  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
 pytestmark = [
     pytest.mark.patch("mtp-packed-modules.patch"),
-    pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE}'s release knows the parts of fused modules"),
+    pytest.mark.skipif(not HISTORY, reason=f"{LINE}'s release knows the parts of fused modules"),
 ]
 
 QUANTISED = "weight_packed"

@@ -7,16 +7,15 @@ function with that kernel's signature.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import HISTORY, LINE  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
-pytestmark = pytest.mark.skipif(LINE != "qwen3.8-27b-20260819", reason=f"{LINE}'s release has these fixes")
+pytestmark = pytest.mark.skipif(not HISTORY, reason=f"{LINE}'s release has these fixes")
 
 WITHOUT_CUDA = "AssertionError: Torch not compiled with CUDA enabled"
 CHAIN, BRANCHES = 1, 4

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import MAIN  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 oracle = pytest.mark.patch("xpu-dflash.patch")
-
-LINE = os.environ.get("SGX_LINE", "qwen3.8-27b")
-refused = pytest.mark.skipif(LINE == "qwen3.8-27b", reason="its base accepts DFLASH on XPU")
+refused = pytest.mark.skipif(MAIN, reason="its base accepts DFLASH on XPU")
 
 GENERAL = "wave"  # a backend of another platform, which no draft can use
 

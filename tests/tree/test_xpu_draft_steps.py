@@ -7,10 +7,10 @@ in test_xpu_speculation.py, with the other modes that one backend may serve.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import HISTORY  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ oracle = pytest.mark.patch("xpu-draft-steps.patch")
 page_room = pytest.mark.patch("xpu-graph-page-room.patch")
 
 TOGETHER = "xpu_draft_steps"
-NO_DRAFTS_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
+NO_DRAFTS_UPSTREAM = HISTORY
 REFUSED = {
     "decode": {"error": "EAGLE is not supported in decode attention backend intel_xpu"},
     "draft_extend": {"error": "EAGLE is not supported in attention backend intel_xpu"},

@@ -11,10 +11,10 @@ What is compared with upstream elsewhere is compared there with ours, switched o
 from __future__ import annotations
 
 import ast
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import HISTORY  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
@@ -24,7 +24,7 @@ page_room = pytest.mark.patch("xpu-graph-page-room.patch")
 graph_modes = pytest.mark.patch("xpu-graph-modes.patch")
 linear_drafts = pytest.mark.patch("xpu-linear-drafts.patch")
 
-NO_GRAPHS_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
+NO_GRAPHS_UPSTREAM = HISTORY
 needs_graphs_upstream = pytest.mark.skipif(
     NO_GRAPHS_UPSTREAM, reason="this line's upstream refuses graphs of speculative decoding"
 )

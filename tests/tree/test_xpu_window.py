@@ -8,10 +8,10 @@ Upstream of the history line calls every layer causally: there this is the oracl
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import HISTORY  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
@@ -23,7 +23,7 @@ both_ways = pytest.mark.patch("xpu-noncausal-layers.patch")
 
 BEFORE = (13, 5)  # tokens ahead of the block, by request
 BLOCK = 8  # slots of a DFlash2 draft block
-CAUSAL_UPSTREAM = os.environ.get("SGX_LINE") == "qwen3.8-27b-20260819"
+CAUSAL_UPSTREAM = HISTORY
 """Whether upstream calls non-causal layers causally, and takes cross-attention for one request at a time only."""
 NONE, SMALL, DRAFT = -1, 3, 2047  # windows: keys to the left of the query; DRAFT is the Qwen3.8 draft's
 NONCAUSAL = ("ENCODER_ONLY", "DECODER_BIDIRECTIONAL")

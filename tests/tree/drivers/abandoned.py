@@ -1,15 +1,17 @@
 """A request whose handler ends early: what the real TokenizerManager keeps of it, and what it sends to the scheduler.
 
 A case: ``name``; ``when`` ("streaming", after the scheduler's first piece; "tokenizing", before the scheduler knows of
-the request; "answered", after its last piece). Answer: ``aborts``, the request IDs of what is sent to end it, the
-response's own later abort included; ``known``, the IDs of which a state is left; ``left``, the same once the scheduler
-has answered the abort.
+the request; "answered", after its last piece); ``n`` (samples of the prompt; more than one have IDs of their own, here
+"made-1" and so on, after "made-0" for the prompt alone); ``refused`` (how many aborts the scheduler's socket refuses).
+Answer: ``aborts``, the request IDs of what is sent to end it, the response's own later abort included; ``known``, the
+IDs of which a state is left; ``left``, the same once the scheduler has answered the abort. IDs are sorted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,7 +28,8 @@ RID = "a-request"
 class Manager(module.TokenizerManager):  # type: ignore[misc]
     """The class without its processes and sockets; what it does not use here is a mock."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
         self.rid_to_state: dict[str, Any] = {}
         self.sent: list[Any] = []
         self.enable_metrics = self.enable_lora = self.enable_trace = self.is_pause = False
@@ -44,7 +47,8 @@ class Manager(module.TokenizerManager):  # type: ignore[misc]
         return found
 
     def _init_req_state(self, obj: Any, *_: Any) -> None:
-        self.rid_to_state[obj.rid] = module.ReqState([], False, asyncio.Event(), obj, mock.MagicMock())
+        for rid in obj.rid if isinstance(obj.rid, list) else [obj.rid]:
+            self.rid_to_state[rid] = module.ReqState([], False, asyncio.Event(), obj, mock.MagicMock())
 
     def _set_default_priority(self, obj: Any) -> None: ...
 
@@ -52,18 +56,30 @@ class Manager(module.TokenizerManager):  # type: ignore[misc]
 
     async def _tokenize_one_request(self, obj: Any) -> Any:
         await self.tokenizing.wait()
-        return mock.MagicMock(rid=obj.rid, input_ids=obj.input_ids, mm_inputs=None)
+        return SimpleNamespace(
+            rid=obj.rid,
+            input_ids=obj.input_ids,
+            mm_inputs=None,
+            sampling_params=SimpleNamespace(max_new_tokens=8000),
+            time_stats=mock.MagicMock(),
+            wrap_pickle_fields=lambda: None,
+        )
 
     def _dispatch_to_scheduler(self, obj: Any) -> None:
+        if isinstance(obj, AbortReq) and self.refused:
+            self.refused -= 1
+            raise OSError("refused")
         self.sent.append(obj)
 
     def _wait_one_response(self, obj: Any, *_: Any) -> Any:
         return self._pieces(obj)
 
     async def _pieces(self, obj: Any) -> Any:
-        yield "first"
+        piece = {"meta_info": {"id": obj.rid}}
+        if all(each.sampling_params.max_new_tokens for each in self.sent if each.rid == obj.rid):
+            yield piece
         del self.rid_to_state[obj.rid]  # as the scheduler's last output does
-        yield "last"
+        yield piece
 
 
 def _transport() -> Any:
@@ -75,10 +91,21 @@ def _transport() -> Any:
     )
 
 
-async def abandon(when: str) -> dict[str, Any]:
-    manager = Manager()
+def _numbered() -> Any:
+    """GenerateReqInput.regenerate_rid, with IDs that one can name."""
+    count = itertools.count()
+
+    def regenerate(self: Any) -> str:
+        self.rid = rid = f"made-{next(count)}"
+        return rid
+
+    return regenerate
+
+
+async def abandon(when: str, n: int, refused: int) -> dict[str, Any]:
+    manager = Manager(refused)
     manager.cuda_vmm_feature_transport = _transport()
-    obj = GenerateReqInput(input_ids=[1, 2, 3], rid=RID, stream=True)
+    obj = GenerateReqInput(input_ids=[1, 2, 3], rid=RID, stream=True, sampling_params={"n": n})
     response = manager.create_abort_task(obj)
     stream = manager.generate_request(obj)
     if when == "tokenizing":
@@ -91,16 +118,20 @@ async def abandon(when: str) -> dict[str, Any]:
     await stream.aclose()
     with mock.patch.object(asyncio, "sleep", mock.AsyncMock()):
         await response()
-    aborts = [each.rid for each in manager.sent if isinstance(each, AbortReq)]
-    known = list(manager.rid_to_state)
+    aborts = sorted(each.rid for each in manager.sent if isinstance(each, AbortReq))
+    known = sorted(manager.rid_to_state)
     for rid in aborts:
         manager.rid_to_state.pop(rid, None)
-    return {"aborts": aborts, "known": known, "left": list(manager.rid_to_state)}
+    return {"aborts": aborts, "known": known, "left": sorted(manager.rid_to_state)}
 
 
 def measure(case: Case) -> dict[str, Any]:
-    with get_context().override_server_args(device="cpu"), mock.patch.object(module, "wrap_shm_features", _same):
-        return asyncio.run(abandon(case["when"]))
+    with (
+        get_context().override_server_args(device="cpu"),
+        mock.patch.object(module, "wrap_shm_features", _same),
+        mock.patch.object(GenerateReqInput, "regenerate_rid", _numbered()),
+    ):
+        return asyncio.run(abandon(case["when"], case["n"], case["refused"]))
 
 
 def _same(tokenized: Any) -> Any:

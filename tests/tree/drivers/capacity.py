@@ -10,6 +10,7 @@ that it then builds.
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from unittest import mock
 
 import torch  # type: ignore[import-not-found]  # in the base image only
 from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
+from sglang.srt.distributed import parallel_state  # type: ignore[import-not-found]
 from sglang.srt.environ import envs  # type: ignore[import-not-found]
 from sglang.srt.layers.attention.xpu_backend import (  # type: ignore[import-not-found]
     XPUAttentionBackend,
@@ -35,6 +37,9 @@ from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state imp
 )
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
+from sglang.srt.speculative.dflash_utils import (  # type: ignore[import-not-found]
+    dflash_draft_cell_size_per_token,
+)
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # type: ignore[import-not-found]
 from support import model_configs  # type: ignore[import-not-found]  # beside the drivers
 
@@ -50,24 +55,49 @@ def draft_pool(case: Case, target: MemoryPoolConfig) -> MemoryPoolConfig:
     return MemoryPoolConfig(case["ring_rows"], max_running_requests=target.max_running_requests)
 
 
+def arguments(case: Case) -> SimpleNamespace:
+    """The parsed command line, where it is read as such; later releases ask the runtime's context."""
+    off = dict.fromkeys(["enable_hisparse", "enable_page_major_kv_layout", "enable_dsa_cache_layer_split"], False)
+    served = {"language_only": True, "disaggregation_mode": "null", "mm_feature_transport": "default"}
+    return SimpleNamespace(**case["flags"], **off, **served)
+
+
+def auxiliary(case: Case, draft: Any) -> Any:
+    """What the configurator knows of the draft; 0.5.18 has a DFLASH draft's bytes, later releases have its config."""
+    if draft is None:
+        return SpecAuxHiddenStateConfig(eagle_draft_num_layers=1)
+    layers = draft.num_hidden_layers
+    if "draft_model_config" in SpecAuxHiddenStateConfig.__struct_fields__:
+        return SpecAuxHiddenStateConfig(dflash_draft_num_layers=layers, draft_model_config=draft)
+    size = dflash_draft_cell_size_per_token(
+        draft_model_config=draft,
+        draft_num_layers=layers,
+        draft_kv_cache_dtype=torch.bfloat16,
+        tp_size=case["tp"],
+    )
+    return SpecAuxHiddenStateConfig(dflash_draft_num_layers=layers, dflash_draft_cell_size_per_token=size)
+
+
+def parallel_sizes(case: Case) -> dict[str, Any]:
+    """The configurator's own; 0.5.18 hands it the whole parallel state."""
+    if "ps" not in {field.name for field in dataclasses.fields(kv_cache_configurator.KVCacheConfigurator)}:
+        return {"attn_dp_size": 1, "pp_size": 1}
+    from sglang.srt.distributed.parallel_state_wrapper import ParallelState  # type: ignore[import-not-found]
+
+    return {"ps": ParallelState.trivial(tp_size=case["tp"], attn_tp_size=case["tp"])}
+
+
 def configurator(case: Case, config: Any, *, draft: Any, layers: int, taken_over: dict[str, Any] | None = None) -> Any:
     """A configurator of one worker; ``taken_over`` is what a draft's worker gets from the target's."""
     alone = {"req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None}
     algorithm = SpeculativeAlgorithm.from_string(case["flags"]["speculative_algorithm"])
-    auxiliary = SpecAuxHiddenStateConfig(
-        eagle_draft_num_layers=1 if draft is None else None,
-        dflash_draft_num_layers=draft.num_hidden_layers if draft is not None else None,
-        draft_model_config=draft,
-    )
     return kv_cache_configurator.KVCacheConfigurator(
         device="meta",
         gpu_id=0,
-        attn_dp_size=1,
-        pp_size=1,
         pp_group=None,
         model=None,
         model_config=config,
-        server_args=SimpleNamespace(enable_hisparse=False),
+        server_args=arguments(case),
         kv_cache_dtype=torch.bfloat16,
         kv_cache_dtype_str="auto",
         model_dtype=torch.bfloat16,
@@ -76,12 +106,13 @@ def configurator(case: Case, config: Any, *, draft: Any, layers: int, taken_over
         spec_algorithm=algorithm,
         is_draft_worker=taken_over is not None,
         post_capture_kv_active=False,
-        spec_aux_config=auxiliary,
+        spec_aux_config=auxiliary(case, draft),
         is_hybrid_swa=False,
         is_hybrid_swa_compress=False,
         use_mla_backend=False,
         layer_info=ModelLayerInfo(start_layer=0, end_layer=layers, num_effective_layers=layers),
         forward_stream=None,
+        **parallel_sizes(case),
         **(taken_over or alone),
     )
 
@@ -101,9 +132,10 @@ def kv_bytes(pool: Any) -> int:
 def stand_ins(case: Case) -> Iterator[Any]:
     """Contexts that give the answers which otherwise come from a device, a process group or a parsed command line."""
     yield get_context().override_server_args(**case["flags"], tp_size=case["tp"], cuda_graph_config=CudaGraphConfig())
-    world = SimpleNamespace(cpu_group=None)
+    world = SimpleNamespace(cpu_group=None, world_size=case["tp"], rank_in_group=0)
     ranks = {"attn_dcp_size": 1, "attn_dcp_rank": 0}
     yield get_parallel().override(tp_size=case["tp"], attn_tp_size=case["tp"], world_group=world, **ranks)
+    yield mock.patch.object(parallel_state, "_WORLD", world)
     answers = {"get_available_gpu_memory": case["free"] / GIB, "get_device_memory_capacity": case["total"] >> 20}
     for name, value in answers.items():
         yield mock.patch.object(kv_cache_configurator, name, return_value=value)
@@ -155,6 +187,8 @@ def runner(case: Case, config: Any, pools: Any, *, is_draft_worker: bool) -> Sim
     return SimpleNamespace(
         sliding_window_size=None,
         device="meta",
+        ps=SimpleNamespace(tp_size=case["tp"]),
+        server_args=arguments(case),
         req_to_token_pool=pools.req_to_token_pool,
         token_to_kv_pool=pools.token_to_kv_pool,
         kv_cache_dtype=torch.bfloat16,
