@@ -187,21 +187,7 @@ SNAPSHOTS = "snapshots of the recurrent state are offered on XPU, and refused wh
 CHOICES = "the DFLASH worker takes its XPU choices: fused draft keys and values, Triton block, acceptance and window"
 
 OF_RELEASE: dict[str, tuple[Shim, ...]] = {
-    "0.5.18": (
-        Replace("sglang.kernels.ops.attention.fla.chunk", "q.dtype != torch.float32\n", "True\n", FP32),
-        Replace(
-            "sglang.srt.server_args",
-            'is_hip() or is_xpu()\n        ), "extra_buffer needs',
-            'True\n        ), "extra_buffer needs',
-            SNAPSHOTS,
-        ),
-        Replace(
-            "sglang.srt.managers.schedule_batch",
-            "            pin_memory=True,\n",
-            "",
-            "positions of snapshots are staged in pinned memory, which only a device can read",
-        ),
-    ),
+    "0.5.18": (Replace("sglang.kernels.ops.attention.fla.chunk", "q.dtype != torch.float32\n", "True\n", FP32),),
     "0.5.23": (
         Replace("sglang.kernels.ops.attention.fla.chunk", "assert q.dtype != torch.float32, (", "assert True, (", FP32),
         Replace(
