@@ -39,6 +39,8 @@ SAME_FILE = 0.5
 """Share of a file's lines that must be found again under the same name elsewhere to call it moved."""
 SHOWN_LINES = 60
 SHOWN_FILES = 2
+AROUND = 3
+"""Lines shown on both sides of nearest lines that say nothing themselves."""
 SCOPE = re.compile(rb"(class|def)[ \t]+\w+")
 APPLIED = (HunkStatus.EXACT, HunkStatus.MOVED)
 FINE = (*APPLIED, HunkStatus.UPSTREAM)
@@ -443,10 +445,13 @@ class _FileJudge:
         near = match.near
         if near is None:
             return None
-        diff = hunk_match.difference(near.wanted, self.file.lines[near.at : near.end])
+        at, end = near.at, near.end
+        if not any(map(is_telling, self.file.lines[at:end])):  # blank lines and brackets: what stands around them tells
+            at, end = max(at - AROUND, 0), end + AROUND
+        diff = hunk_match.difference(near.wanted, self.file.lines[at:end])
         return Nearest(
             file=self.change.path,
-            line=near.at + 1,
+            line=at + 1,
             of="result" if near.is_result else "old text",
             similarity=near.similarity,
             diff=_shortened(diff),

@@ -195,6 +195,21 @@ def test_after_a_miss_every_hunk_of_the_file_is_judged_on_both_trees(tmp_path: P
     assert "    moved, line 10 (+1); conflict on the release without the patches before it: @@" in shown
 
 
+def test_nearest_lines_that_say_nothing_are_shown_with_those_around_them(line: Any, tmp_path: Path) -> None:
+    """The lines of the patch are gone, and a blank line is left where they stood."""
+    gone = "\n".join(f"other_{number}" for number in range(4)) + "\n"
+    old = gone + "\n" + "".join(LINES)
+    write_files(tmp_path / "old", {PATH: old})
+    text = diff(PATH, old, old.replace("value_1 = compute(1)\n", "one = 1\n"), 1)
+    write_series(tmp_path / "series", {"1.patch": text})
+    (tmp_path / "series" / "2.patch").unlink()
+    found = hunk(list(report(line, tmp_path, {PATH: gone + "\n", "sglang/__init__.py": ""}).patches))
+    assert found.status is CONFLICT
+    assert found.nearest is not None
+    assert found.nearest.line == 2
+    assert "+other_1\n+other_2\n+other_3\n" in found.nearest.diff
+
+
 def test_hunks_that_would_overlap_are_a_conflict(tmp_path: Path) -> None:
     old = "start\nsame\nend\n" + FILE + "start\nsame\nend\n"
     text = diff(PATH, old, old.replace("same\n", "other\n"), 1)
@@ -275,7 +290,8 @@ def test_a_function_that_left_its_file_is_found(tmp_path: Path) -> None:
     write_files(tmp_path, {"p.patch": text})
     tree = {PATH: "def one():\n    return 1\n", "sglang/b.py": "def two():\n    return 2\n"}
     found = hunk(list(rebase.of_folder(tmp_path, release(tree)).patches))
-    assert (found.status, found.note) == (CONFLICT, "'def two' is not in the file any more: sglang/b.py has it")
+    note = "nothing like it is in the file; 'def two' is not in the file any more: sglang/b.py has it"
+    assert (found.status, found.note) == (CONFLICT, note)
 
 
 def test_bytes_count(tmp_path: Path) -> None:
