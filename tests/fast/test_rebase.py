@@ -266,22 +266,37 @@ def test_a_file_that_is_made_anew_is_there_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_moved_is_a_conflict_that_says_where_it_is(tmp_path: Path) -> None:
-    new = edited(FILE, value_3="three = 3\n")
-    found = hunk(judged(tmp_path, [{PATH: FILE}, {PATH: new}], {"sglang/other/a.py": "# moved\n" + FILE}))
+    new = edited(FILE, value_8="eight = 8\n")
+    steps, tree = [{PATH: FILE}, {PATH: new}], {"sglang/other/a.py": "# moved\n" + FILE}
+    found = hunk(judged(tmp_path, steps, tree, context=4))
     assert (found.status, found.line) == (CONFLICT, None)
-    assert found.note == "the file is gone; it is sglang/other/a.py now: there it would be moved at line 3"
+    assert found.note == "the file is gone; it is sglang/other/a.py now: there it would be moved at line 5"
+    # Of a foreign patch, fewer lines tell nothing, though all of them are there.
+    found = hunk(judged(tmp_path, steps, tree, context=2))
+    assert found.note == "the file is gone; nearest file: sglang/other/a.py, with 5 of 5 of the patch's lines"
+
+
+def test_of_a_line_the_whole_file_tells_where_it_is(line: Any, tmp_path: Path) -> None:
+    found = report(line, tmp_path, {"sglang/other/a.py": FILE, "sglang/__init__.py": ""})
+    assert found.patches[0].hunks[0].note.startswith("the file is gone; it is sglang/other/a.py now: ")
 
 
 def test_a_file_that_is_gone_names_the_nearest(tmp_path: Path) -> None:
     new = edited(FILE, value_3="three = 3\n")
     steps = [{PATH: FILE}, {PATH: new}]
     found = hunk(judged(tmp_path, steps, {"sglang/renamed.py": FILE, "sglang/x.py": "x = 1\n"}))
-    assert (found.status, found.note) == (
-        CONFLICT,
-        "the file is gone; nearest: sglang/renamed.py, with 100% of its lines",
-    )
+    note = "the file is gone; nearest file: sglang/renamed.py, with 3 of 3 of the patch's lines"
+    assert (found.status, found.note) == (CONFLICT, note)
     found = hunk(judged(tmp_path, steps, {"sglang/x.py": "x = 1\n"}))
     assert (found.status, found.note) == (CONFLICT, "the file is gone")
+
+
+@pytest.mark.parametrize("text", [NEW, GONE, diff(PATH, FILE, edited(FILE, value_3="x = 1\n"), 1)])
+def test_what_is_outside_the_package_is_not_judged(tmp_path: Path, text: str) -> None:
+    """Not even a new file is exact: nobody knows whether the repository has one of that name."""
+    write_files(tmp_path, {"p.patch": text.replace("sglang/", "test/srt/")})
+    found = hunk(list(rebase.of_folder(tmp_path, release({PATH: FILE})).patches))
+    assert (found.status, found.note) == (CONFLICT, "outside the package, not judged")
 
 
 def test_a_function_that_left_its_file_is_found(tmp_path: Path) -> None:
