@@ -30,6 +30,7 @@ ELSEWHERE = 0.6
 PARTIAL_LINES = 3
 PARTIAL_SHARE = 0.6
 """Of at least so many added lines, so many must be there for a change to count as made in part."""
+NOTHING_NEAR = "nothing like it is in the file"
 HOME_BONUS = 0.45
 SCOPE_BONUS = 0.2
 RESULT_MALUS = 0.15
@@ -419,6 +420,9 @@ class _Judge:
             return False
         start, end = _scope(self.lines, at)
         count = len(group.removed)
+        if not any(map(is_telling, group.added)):  # only that they are away tells that they were removed
+            kept = occurrences(self.new, group.removed)
+            return len(occurrences(self.lines[start:end], group.removed)) > len(kept)
         for place in occurrences(self.lines[start:end], group.removed):
             place += start
             if place < at + len(group.added) and at < place + count:
@@ -454,7 +458,9 @@ class _Judge:
         return None
 
     def _conflict(self) -> Match:
-        return Match(HunkStatus.CONFLICT, note=self._only_space() or self._elsewhere(), near=self._nearest())
+        near = self._nearest()
+        note = self._only_space() or self._elsewhere() or ("" if near else NOTHING_NEAR)
+        return Match(HunkStatus.CONFLICT, note=note, near=near)
 
     def _elsewhere(self) -> str:
         """A note where the only lines like those that it adds stand in another class or function."""

@@ -38,8 +38,13 @@ from pipeline.rebase_report import (
 
 SAME_FILE = 0.5
 """Share of a file's lines that must be found again under the same name elsewhere to call it moved."""
+TELLING_LINES = 8
+"""So many of a foreign patch's lines, whose whole file is not known, must be found there as well."""
+OUTSIDE = "outside the package, not judged"
 SHOWN_LINES = 60
 SHOWN_FILES = 2
+AROUND = 3
+"""Lines shown on both sides of nearest lines that say nothing themselves."""
 SCOPE = re.compile(rb"(class|def)[ \t]+\w+")
 APPLIED = (HunkStatus.EXACT, HunkStatus.MOVED)
 FINE = (*APPLIED, HunkStatus.UPSTREAM)
@@ -229,6 +234,8 @@ class _Series:
         self.running: dict[str, _File] = {}
         self.gone: dict[str, str] = {}
         """Files that a patch removed, and which one."""
+        self.folders = {path.split("/")[0] for path in tree}
+        """What the release consists of; tests, documents and packaging of the repository are not in a wheel."""
         self._lines: dict[str, frozenset[bytes]] = {}
 
     @property
@@ -241,6 +248,8 @@ class _Series:
         if change.by_hand:
             status = HunkStatus.CONFLICT
             return [HunkVerdict(file=change.path, header="the file itself", status=status, note=change.by_hand)]
+        if change.path.split("/")[0] not in self.folders:
+            return self._outside(change)
         if change.kind == "new":
             return [self._new(patch, change)]
         if change.kind == "delete":
@@ -252,6 +261,13 @@ class _Series:
         found = _FileJudge(patch, change, file, self.pristine.get(change.path, b""), before).verdicts()
         pairs = zip(change.hunks, found, strict=True)
         return [self._with_scope(hunk, verdict) for hunk, verdict in pairs]
+
+    def _outside(self, change: FileChange) -> list[HunkVerdict]:
+        """Conflicts, for somebody has to look: not even of a new file is it known whether one of its name is there."""
+        whole = {"new": ["new file"], "delete": ["deleted file"]}
+        headers = whole.get(change.kind) or [header_of(hunk) for hunk in change.hunks]
+        verdict = HunkVerdict(file=change.path, header="", status=HunkStatus.CONFLICT, note=OUTSIDE)
+        return [verdict.model_copy(update={"header": header}) for header in headers]
 
     def _with_scope(self, hunk: Hunk, verdict: HunkVerdict) -> HunkVerdict:
         """A conflict with a word on the class or function of the hunk, where the file has it no more."""
@@ -322,29 +338,34 @@ class _Series:
             note = f"{self.gone[change.path]} removed the file"
             return [verdict.model_copy(update={"note": note}) for verdict in empty]
         before = self.before.get(patch, {}).get(change.path)
-        path, share, is_same = self._heir(change, before)
+        path, count, is_same = self._heir(change, before)
         if path is None:
             return [verdict.model_copy(update={"note": "the file is gone"}) for verdict in empty]
         if not is_same:
-            note = f"the file is gone; nearest: {path}, with {share:.0%} of its lines"
+            whose = "its" if before is not None else "the patch's"
+            note = f"the file is gone; nearest file: {path}, with {count} of {whose} lines"
             return [verdict.model_copy(update={"note": note}) for verdict in empty]
         lines = split_lines(self.pristine[path])
         scratch = _File(lines, [False] * len(lines))
         found = _FileJudge(patch, change, scratch, self.pristine[path], before).verdicts()
         return [_elsewhere(verdict, change.path, path) for verdict in found]
 
-    def _heir(self, change: FileChange, before: bytes | None) -> tuple[str | None, float, bool]:
-        """The file of the release that holds the most lines of one that is gone, how many, and whether it is it."""
+    def _heir(self, change: FileChange, before: bytes | None) -> tuple[str | None, str, bool]:
+        """The file of the release that holds the most lines of one that is gone, how many, and whether it is it.
+
+        Where the whole file is not known, the few lines of its hunks must be enough of them to tell.
+        """
         lines = split_lines(before) if before is not None else [line for hunk in change.hunks for line in hunk.old]
         wanted, gone = frozenset(filter(is_telling, lines)), PurePosixPath(change.path)
         alike = [path for path in self.pristine if PurePosixPath(path).suffix == gone.suffix]
-        shares = {path: _share(wanted, self._lines_of(path)) for path in alike}
+        shared = {path: len(wanted & self._lines_of(path)) for path in alike}
         same_name = [path for path in alike if PurePosixPath(path).name == gone.name]
-        for choice, is_same in ((same_name, True), (alike, False)):
-            best = max(choice, key=lambda path: shares[path], default=None)
-            if best is not None and shares[best] >= (SAME_FILE if is_same else hunk_match.SHOWN):
-                return best, shares[best], is_same
-        return None, 0.0, False
+        least = TELLING_LINES if before is None else 1
+        for choice, share, is_same in ((same_name, SAME_FILE, True), (alike, hunk_match.SHOWN, False)):
+            best = max(choice, key=lambda path: (shared[path], path in same_name), default=None)
+            if best is not None and shared[best] >= max(share * len(wanted), least if is_same else 1):
+                return best, f"{shared[best]} of {len(wanted)}", is_same
+        return None, "", False
 
     def _lines_of(self, path: str) -> frozenset[bytes]:
         if path not in self._lines:
@@ -447,10 +468,13 @@ class _FileJudge:
         near = match.near
         if near is None:
             return None
-        diff = hunk_match.difference(near.wanted, self.file.lines[near.at : near.end])
+        at, end = near.at, near.end
+        if not any(map(is_telling, self.file.lines[at:end])):  # blank lines and brackets: what stands around them tells
+            at, end = max(at - AROUND, 0), end + AROUND
+        diff = hunk_match.difference(near.wanted, self.file.lines[at:end])
         return Nearest(
             file=self.change.path,
-            line=near.at + 1,
+            line=at + 1,
             of="result" if near.is_result else "old text",
             similarity=near.similarity,
             diff=_shortened(diff),

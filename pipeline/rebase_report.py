@@ -74,7 +74,7 @@ class HunkVerdict(Document):
     """The ``@@`` line with its scope; of a file that comes or goes whole, words that say so."""
     status: HunkStatus
     line: int | None = None
-    """Where it stands in the new tree with the patches before it, from 1; of an upstream hunk, where its result does."""
+    """Where it stands in the new tree with the patches before it, from 1; if upstream, where its result does."""
     offset: int = 0
     """That line less the stated one."""
     fuzz: int = 0

@@ -213,6 +213,18 @@ def test_a_removal_is_upstream_where_its_context_has_closed() -> None:
     assert against(hunk(FILE, gone), FILE.replace(b"beta = compute(2)", b"omega = 7")).status is HunkStatus.CONFLICT
 
 
+def test_a_removal_whose_lines_stand_further_down_is_not_upstream() -> None:
+    old = b"def f():\n    changed_here()\n    remove_me()\n    after_it()\n"
+    new = old.replace(b"    remove_me()\n", b"")
+    later = new.replace(b"    after_it()\n", b"    after_it()\n    more()\n    remove_me()\n")
+    assert against(hunk(old, new, context=1), later).status is HunkStatus.FUZZ
+    # In another function it is another one; and of two, the hunk may leave one.
+    assert against(hunk(old, new, context=1), new + b"\n\ndef g():\n    remove_me()\n").status is HunkStatus.UPSTREAM
+    twice = old.replace(b"    after_it()\n", b"    remove_me()\n    after_it()\n")
+    wanted = hunk(twice, old, context=2)
+    assert against(wanted, b"# new\n" + old, before=twice).status is HunkStatus.UPSTREAM
+
+
 def test_an_addition_whose_old_text_still_fits_is_upstream_when_it_is_there() -> None:
     added = FILE.replace(b"    def two", b"    def middle(self):\n        return 77\n\n    def two")
     wanted = hunk(FILE, added, context=1)
@@ -295,6 +307,11 @@ def test_of_alike_lines_those_of_the_same_function_are_the_nearest() -> None:
     found = against(wanted, b"# new\n" * 9 + old.replace(b"* 3", b"// 3"))
     assert found.near is not None
     assert found.near.at == 11
+
+
+def test_where_nothing_is_like_it_that_is_said() -> None:
+    found = against(hunk(FILE, ONE), b"other text\n")
+    assert (found.status, found.near, found.note) == (HunkStatus.CONFLICT, None, "nothing like it is in the file")
 
 
 def test_line_ends_and_white_space_count_and_are_named() -> None:

@@ -203,6 +203,21 @@ def test_after_a_miss_every_hunk_of_the_file_is_judged_on_both_trees(tmp_path: P
     assert "    moved, line 10 (+1); conflict on the release without the patches before it: @@" in shown
 
 
+def test_nearest_lines_that_say_nothing_are_shown_with_those_around_them(line: Any, tmp_path: Path) -> None:
+    """The lines of the patch are gone, and a blank line is left where they stood."""
+    gone = "\n".join(f"other_{number}" for number in range(4)) + "\n"
+    old = gone + "\n" + "".join(LINES)
+    write_files(tmp_path / "old", {PATH: old})
+    text = diff(PATH, old, old.replace("value_1 = compute(1)\n", "one = 1\n"), 1)
+    write_series(tmp_path / "series", {"1.patch": text})
+    (tmp_path / "series" / "2.patch").unlink()
+    found = hunk(list(report(line, tmp_path, {PATH: gone + "\n", "sglang/__init__.py": ""}).patches))
+    assert found.status is CONFLICT
+    assert found.nearest is not None
+    assert found.nearest.line == 2
+    assert "+other_1\n+other_2\n+other_3\n" in found.nearest.diff
+
+
 def test_hunks_that_would_overlap_are_a_conflict(tmp_path: Path) -> None:
     old = "start\nsame\nend\n" + FILE + "start\nsame\nend\n"
     text = diff(PATH, old, old.replace("same\n", "other\n"), 1)
@@ -259,22 +274,37 @@ def test_a_file_that_is_made_anew_is_there_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_moved_is_a_conflict_that_says_where_it_is(tmp_path: Path) -> None:
-    new = edited(FILE, value_3="three = 3\n")
-    found = hunk(judged(tmp_path, [{PATH: FILE}, {PATH: new}], {"sglang/other/a.py": "# moved\n" + FILE}))
+    new = edited(FILE, value_8="eight = 8\n")
+    steps, tree = [{PATH: FILE}, {PATH: new}], {"sglang/other/a.py": "# moved\n" + FILE}
+    found = hunk(judged(tmp_path, steps, tree, context=4))
     assert (found.status, found.line) == (CONFLICT, None)
-    assert found.note == "the file is gone; it is sglang/other/a.py now: there it would be moved at line 3"
+    assert found.note == "the file is gone; it is sglang/other/a.py now: there it would be moved at line 5"
+    # Of a foreign patch, fewer lines tell nothing, though all of them are there.
+    found = hunk(judged(tmp_path, steps, tree, context=2))
+    assert found.note == "the file is gone; nearest file: sglang/other/a.py, with 5 of 5 of the patch's lines"
+
+
+def test_of_a_line_the_whole_file_tells_where_it_is(line: Any, tmp_path: Path) -> None:
+    found = report(line, tmp_path, {"sglang/other/a.py": FILE, "sglang/__init__.py": ""})
+    assert found.patches[0].hunks[0].note.startswith("the file is gone; it is sglang/other/a.py now: ")
 
 
 def test_a_file_that_is_gone_names_the_nearest(tmp_path: Path) -> None:
     new = edited(FILE, value_3="three = 3\n")
     steps = [{PATH: FILE}, {PATH: new}]
     found = hunk(judged(tmp_path, steps, {"sglang/renamed.py": FILE, "sglang/x.py": "x = 1\n"}))
-    assert (found.status, found.note) == (
-        CONFLICT,
-        "the file is gone; nearest: sglang/renamed.py, with 100% of its lines",
-    )
+    note = "the file is gone; nearest file: sglang/renamed.py, with 3 of 3 of the patch's lines"
+    assert (found.status, found.note) == (CONFLICT, note)
     found = hunk(judged(tmp_path, steps, {"sglang/x.py": "x = 1\n"}))
     assert (found.status, found.note) == (CONFLICT, "the file is gone")
+
+
+@pytest.mark.parametrize("text", [NEW, GONE, diff(PATH, FILE, edited(FILE, value_3="x = 1\n"), 1)])
+def test_what_is_outside_the_package_is_not_judged(tmp_path: Path, text: str) -> None:
+    """Not even a new file is exact: nobody knows whether the repository has one of that name."""
+    write_files(tmp_path, {"p.patch": text.replace("sglang/", "test/srt/")})
+    found = hunk(list(rebase.of_folder(tmp_path, release({PATH: FILE})).patches))
+    assert (found.status, found.note) == (CONFLICT, "outside the package, not judged")
 
 
 def test_a_function_that_left_its_file_is_found(tmp_path: Path) -> None:
@@ -283,7 +313,8 @@ def test_a_function_that_left_its_file_is_found(tmp_path: Path) -> None:
     write_files(tmp_path, {"p.patch": text})
     tree = {PATH: "def one():\n    return 1\n", "sglang/b.py": "def two():\n    return 2\n"}
     found = hunk(list(rebase.of_folder(tmp_path, release(tree)).patches))
-    assert (found.status, found.note) == (CONFLICT, "'def two' is not in the file any more: sglang/b.py has it")
+    note = "nothing like it is in the file; 'def two' is not in the file any more: sglang/b.py has it"
+    assert (found.status, found.note) == (CONFLICT, note)
 
 
 def test_bytes_count(tmp_path: Path) -> None:
