@@ -8,6 +8,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from pipeline import console
@@ -605,8 +606,14 @@ def _say_lock(line_name: str, changed: bool) -> None:
 @click.option(
     "--onto", "release", required=True, metavar="sglang==VERSION|PATH", help="The release, or a folder of it."
 )
-@click.option("--series", type=click.Path(path_type=Path), help="A folder of patches instead of the line's.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write the report as a page, too.")
+@click.option(
+    "--series",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of patches instead of the line's.",
+)
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as a page, too."
+)
 @click.option(
     "--oracles/--no-oracles", "ask", default=True, help="Run the patches' own tests on the release (minutes; default)."
 )
@@ -618,14 +625,14 @@ def rebase(release: str, series: Path | None, page: Path | None, ask: bool, line
     from pipeline import rebase_page, rebase_text
     from pipeline.files import write_atomic
 
+    of_line = click.get_current_context().get_parameter_source("line_name")
+    if series is not None and of_line is not ParameterSource.DEFAULT:
+        raise click.UsageError("--series and --line: give one of them, a folder of patches has no line")
     with build_lock():
         if series is not None:
             report = rebasing.report_of_folder(series, release, BUILD)
         else:
             report = rebasing.report_of_line(load_line(line_name), release, BUILD, ask=ask)
-    if page is not None:
-        write_atomic(page, rebase_page.render(report).encode())
-        console.note(f"page: {page}")
     if as_json:
         emit({"exact": report.exact, **report.model_dump(mode="json")})
     else:
@@ -633,6 +640,9 @@ def rebase(release: str, series: Path | None, page: Path | None, ask: bool, line
         console.out.print(rebase_text.table(report))
         for line in rebase_text.details(report):
             console.out.print(line, markup=False)
+    if page is not None:
+        write_atomic(page, rebase_page.render(report).encode())
+        console.note(f"page: {page}")
     rebasing.require_exact(report)
 
 

@@ -4,6 +4,7 @@ Data (digests, tables, JSON) goes to stdout and is not this module's business. W
 plain lines; ``NO_COLOR`` and ``FORCE_COLOR`` are honoured by rich.
 """
 
+import re
 import sys
 import threading
 import time
@@ -24,6 +25,14 @@ PLAIN_WIDTH = 140
 # Without emoji=False rich turns the ":100:" of "series:100: name" into a picture.
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 out = Console(highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys or turns around instead of showing it; line feeds and tabs do no harm."""
+
+
+def visible(text: str) -> str:
+    """Text of others with its control characters as ``\\x1b``: an escape sequence is shown and does nothing."""
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 class Step:
@@ -49,7 +58,7 @@ def step(title: str) -> Iterator[Step]:
             else:
                 err.print(f"  [dim]… {text}[/dim]")
 
-    with err.status(escape(title)) if err.is_terminal else nullcontext() as status:
+    with err.status(escape(visible(title))) if err.is_terminal else nullcontext() as status:
         worker = threading.Thread(target=beat, args=(status,), daemon=True)
         worker.start()
         try:
@@ -61,19 +70,19 @@ def step(title: str) -> Iterator[Step]:
 
 
 def _text(state: Step) -> str:
-    return f"{state.title}: {state.detail}" if state.detail else state.title
+    return visible(f"{state.title}: {state.detail}" if state.detail else state.title)
 
 
 def note(text: str) -> None:
     """One plain line."""
-    err.print(escape(text))
+    err.print(escape(visible(text)))
 
 
 def warn(text: str) -> None:
     """One yellow line: the run goes on."""
-    err.print(f"[yellow]warning:[/yellow] {escape(text)}")
+    err.print(f"[yellow]warning:[/yellow] {escape(visible(text))}")
 
 
 def fail(text: str) -> None:
     """One red line: the run ends."""
-    err.print(f"[red]error: {escape(text)}[/red]")
+    err.print(f"[red]error: {escape(visible(text))}[/red]")

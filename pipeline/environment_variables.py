@@ -8,7 +8,7 @@ together at run time is not seen, and what tests read says nothing about the ser
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
 
@@ -33,6 +33,17 @@ def read(tree: Mapping[str, bytes]) -> dict[str, str]:
                 found[name].update([] if default is None else [default])
     stated = {name: " or ".join(sorted(defaults)) for name, defaults in found.items()}
     return stated | dict(_declared(tree.get(DECLARATIONS, b"")))
+
+
+def mentioned(tree: Mapping[str, bytes], names: Collection[str]) -> set[str]:
+    """Those of the names that code holds as a string: it may read them in a way that :func:`read` does not know."""
+    wanted, found = set(names), set[str]()
+    hint = re.compile(b"|".join(rb"[\"']" + re.escape(name.encode()) + rb"[\"']" for name in wanted))
+    for path, data in tree.items():
+        if wanted and path.endswith(".py") and not _is_test(path) and hint.search(data):
+            constants = (node.value for node in ast.walk(_parse(data)) if isinstance(node, ast.Constant))
+            found |= {value for value in constants if isinstance(value, str) and value in wanted}
+    return found
 
 
 def same(old: str, new: str) -> bool:

@@ -1,4 +1,7 @@
-"""The rebase report for a terminal: a table of patches, then what is to be said about each that is not exact."""
+"""The rebase report for a terminal: a table of patches, then what is to be said about each that is not exact.
+
+Names, descriptions and lines of patches come from others: what a terminal would obey in them is shown and not sent.
+"""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -6,6 +9,7 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.console import visible
 from pipeline.hunk_match import SHOWN
 from pipeline.rebase_page import place, verdict
 from pipeline.rebase_report import HunkStatus, HunkVerdict, OracleStatus, OverlayStatus, PatchVerdict, RebaseReport
@@ -18,7 +22,7 @@ def table(report: RebaseReport) -> Table:
     found = Table("patch", "verdict", "hunks", *(["without it"] if oracles else []))
     for patch in report.patches:
         counts = [f"{patch.count(status)} {status}" for status in HunkStatus if patch.count(status)]
-        row = [patch.name, str(patch.status), ", ".join(counts)]
+        row = [visible(patch.name), str(patch.status), ", ".join(counts)]
         found.add_row(*map(escape, [*row, patch.oracle.status if patch.oracle else ""][: len(found.columns)]))
     return found
 
@@ -27,11 +31,15 @@ def title(report: RebaseReport) -> str:
     """What is put onto what."""
     old = f" (made for {report.old})" if report.old else ""
     sha256 = f", sha256 {report.onto_sha256}" if report.onto_sha256 else ""
-    return f"{report.series}{old} onto {report.onto}{sha256}"
+    return visible(f"{report.series}{old} onto {report.onto}{sha256}")
 
 
 def details(report: RebaseReport) -> Iterator[str]:
     """What the table does not say, as plain lines."""
+    return (visible(line) for line in _details(report))
+
+
+def _details(report: RebaseReport) -> Iterator[str]:
     for patch in report.patches:
         yield from _patch(patch)
     for overlay in report.overlays:
@@ -75,7 +83,7 @@ def _file(file: str, hunks: list[HunkVerdict]) -> Iterator[str]:
                 f"{near.similarity:.0%} like its {near.of}" if near.similarity >= SHOWN else "by what stands around it"
             )
             yield f"      nearest: line {near.line}{moved}, {like}:"
-            yield from (f"        {line}" for line in near.diff.splitlines())
+            yield from (f"        {line}" for line in near.diff.removesuffix("\n").split("\n"))
 
 
 def _changes(changes: UpstreamChanges) -> Iterator[str]:

@@ -124,10 +124,11 @@ def _ours_first(changes: Iterable[NameChange]) -> tuple[NameChange, ...]:
 def _variables(old: Mapping[str, bytes], new: Mapping[str, bytes], uses: Mapping[str, str]) -> NameChanges:
     before, after = environment_variables.read(old), environment_variables.read(new)
     gaps = _unread("variable", f"{environment_variables.DECLARATIONS} and os.environ", before, after)
+    there = environment_variables.mentioned(new, before.keys() - after.keys())
     changes: list[NameChange] = []
     for name, default in () if gaps else before.items():
         now = after.get(name)
-        if now is None:
+        if now is None and name not in there:
             changes.append(NameChange(name=name, what="vanished", old=default, used_by=_used_by(name, uses)))
         elif default and now and not environment_variables.same(default, now):
             changes.append(NameChange(name=name, what="default", old=default, new=now, used_by=_used_by(name, uses)))

@@ -35,6 +35,8 @@ SINCE_22_OR_23 = {
     "xpu-mamba-state-scatter.patch",
     "xpu-gdn-state-stride.patch",
 }
+IN_OTHER_WORDS = "abandoned-requests.patch"
+"""0.5.20 has the fix, and other code around half of it."""
 OURS = {
     "gdn-beta-fp32.patch",
     "xpu-noncausal-window.patch",
@@ -91,6 +93,9 @@ def test_what_0_5_20_has_of_the_history_line() -> None:
     found = report(HISTORY, "0.5.20")
     assert upstream(found) >= SINCE_20 | {"dflash2-port-tp-sync.patch", "xpu-draft-steps.patch"}
     assert not upstream(found) & (SINCE_22_OR_23 | OURS)
+    statuses = [hunk.status for hunk in hunks(found, IN_OTHER_WORDS)]
+    assert statuses.count(HunkStatus.UPSTREAM) == 3
+    assert HunkStatus.CONFLICT in statuses
 
 
 def test_what_0_5_23_has_of_the_history_line() -> None:

@@ -100,6 +100,9 @@ def test_help_of_every_command_tells_how_it_is_used(
         (["plan", "extra"], "unexpected extra argument"),
         (["release"], "Missing argument 'REPOSITORY'"),
         (["base", "nosuch"], "No such command 'nosuch'"),
+        (["rebase", "--onto", "x", "--html", "/"], "'--html': File '/' is a directory"),
+        (["rebase", "--onto", "x", "--series", "/no/such"], "'--series': Directory '/no/such' does not exist"),
+        (["rebase", "--onto", "x", "--series", "/", "--line", "x"], "--series and --line: give one of them"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(

@@ -99,3 +99,12 @@ def test_no_color_is_honoured_on_a_terminal() -> None:
 
 def test_step_on_a_terminal_ends_with_its_duration() -> None:
     assert "Work" in on_terminal("with console.step('Work'): pass").splitlines()[-1]
+
+
+def test_escapes_of_others_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for say in (console.note, console.warn, console.fail):
+        say("a\x1b[31mb")
+    with console.step("a\x1b[31mb"):
+        pass
+    text = capsys.readouterr().err
+    assert text.count(r"a\x1b[31mb") == 4

@@ -482,6 +482,13 @@ def test_command_on_a_folder(build: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "p.patch" in (build / "page.html").read_text()
 
 
+def test_a_page_that_cannot_be_written_loses_no_report(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(build, {f"new/{PATH}": FILE, "series/p.patch": diff(PATH, FILE, FILE + "x = 1\n", 1), "file": ""})
+    arguments = ["rebase", "--onto", str(build / "new"), "--series", str(build / "series")]
+    assert cli.run([*arguments, "--html", str(build / "file" / "page.html")]) == 3
+    assert "All is exact." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("told", "asked"), [([], True), (["--oracles"], True), (["--no-oracles"], False)])
 def test_command_asks_the_oracles_unless_told_not_to(
     line: Any,

@@ -28,7 +28,7 @@ def parse(command: click.Command, words: list[str]) -> None:
 
 @pytest.mark.parametrize("text", COMMANDS)
 def test_command_of_the_page_exists_with_its_options(text: str) -> None:
-    parse(main, shlex.split(text))
+    parse(main, shlex.split(text.replace("FOLDER", str(PROJECT))))
 
 
 def test_page_has_the_commands_of_a_move_in_their_order() -> None:

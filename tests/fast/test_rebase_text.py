@@ -98,6 +98,21 @@ def test_details_are_exactly_this() -> None:
     ]
 
 
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    hostile, shown = "\x1b]0;own\x07\r\x9b2J\u202e", r"\x1b]0;own\x07\r\x9b2J\u202e"
+    near = NEAR.model_copy(update={"diff": f"-\t{hostile}\n+\x0cx"})
+    hunk = HUNKS[2].model_copy(update={"file": hostile, "header": hostile, "note": hostile, "nearest": near})
+    patch = PatchVerdict(name=hostile, summary="", status=HunkStatus.CONFLICT, hunks=(hunk,))
+    report = RebaseReport(series=hostile, onto=hostile, old=hostile, patches=(patch,))
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(rebase_text.table(report))
+    text = "\n".join([rebase_text.title(report), captured.get(), *rebase_text.details(report)])
+    assert text.count(shown) == text.count("own") > 8
+    assert [char for char in text if not char.isprintable() and char not in "\n\t"] == []
+    assert r"+\x0cx" in text
+
+
 def test_an_answer_comes_with_its_reason_and_not_run_is_in_the_table_alone() -> None:
     answered = OracleVerdict(status=OracleStatus.NO_ANSWER, detail="why")
     silent = OracleVerdict(status=OracleStatus.NOT_RUN, detail="no engine")

@@ -204,6 +204,14 @@ def test_changes_of_variables_come_with_those_who_use_them() -> None:
     assert [change.name for change in found.ours] == ["CHANGED", "OTHER"]
 
 
+def test_a_variable_that_code_still_names_did_not_vanish() -> None:
+    old = environ(KEPT="1", HELPED="1", COMMENTED="1", TESTED="1")
+    code = b"path = _lazy_path('HELPED')\n# 'COMMENTED'\n"
+    new = environ(KEPT="1") | {"sglang/a.py": code, "sglang/test/b.py": b"flag('TESTED')"}
+    changes = compare(old, new).variables.changes
+    assert [(change.name, change.what) for change in changes] == [("COMMENTED", "vanished"), ("TESTED", "vanished")]
+
+
 def server_args(*fields: str) -> Tree:
     return {SERVER_ARGS: "\n    ".join(["class ServerArgs:", *fields, "pass"]).encode()}
 
