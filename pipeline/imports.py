@@ -37,14 +37,16 @@ class Problem:
     module: str | None
     """The module that exists and lacks the name; ``None`` when the module itself is missing."""
     provider_origin: str | None
-    """Where that module came from; ``None`` when it is missing, or a folder without ``__init__.py``."""
+    """Where that module came from, or the nearest package above a missing one; ``None`` for folders without
+    ``__init__.py``."""
 
     @property
     def text(self) -> str:
         """The problem as one line."""
         where = f"{self.file}:{self.line} imports"
         if self.module is None:
-            return f"{where} {self.symbol}, which is not in the tree; file from {self.importer_origin}"
+            package = f", package from {self.provider_origin}" if self.provider_origin else ""
+            return f"{where} {self.symbol}, which is not in the tree; file from {self.importer_origin}{package}"
         name = self.symbol.removeprefix(self.module + ".")
         provider = self.provider_origin or "a folder without __init__.py"
         return f"{where} {name} from {self.module}; file from {self.importer_origin}, module from {provider}"
@@ -75,7 +77,7 @@ def check(
     for path in sorted(path for path in ours if path.endswith(".py")):
         for statement in modules.parse(path).imports:
             for line, symbol, provider in _missing(modules, path, statement):
-                provider_path = modules.path(provider) if provider else None
+                provider_path = modules.path(provider) if provider else modules.package_above(symbol)
                 origin = origins[provider_path] if provider_path else None
                 problems.append(Problem(path, line, symbol, origins[path], provider, origin))
     return problems
@@ -132,6 +134,12 @@ class _Modules:
         """File of a module, or of a package's ``__init__``."""
         stem = module.replace(".", "/")
         return next((path for path in (f"{stem}/__init__.py", f"{stem}.py") if path in self.tree), None)
+
+    def package_above(self, module: str) -> str | None:
+        """File of the nearest package above a module."""
+        parts = module.split(".")
+        above = (self.path(".".join(parts[:depth])) for depth in range(len(parts) - 1, 0, -1))
+        return next((path for path in above if path), None)
 
     def exists(self, module: str) -> bool:
         """Whether a module, package or compiled extension of this name can be imported."""

@@ -98,7 +98,8 @@ def test_the_line_names_file_symbol_and_both_origins() -> None:
 def test_a_missing_module_counts_once_per_statement() -> None:
     (problem,) = check("from sglang.srt.gone import first, second")
     assert problem.text == (
-        "sglang/srt/ours.py:1 imports sglang.srt.gone, which is not in the tree; file from overlay:drafts"
+        "sglang/srt/ours.py:1 imports sglang.srt.gone, which is not in the tree; "
+        "file from overlay:drafts, package from source:sglang"
     )
 
 
