@@ -43,7 +43,7 @@ def test_newer_dflash2_files_break_exactly_three_imports(cache: Path) -> None:
     assert [(problem.file, problem.symbol, problem.provider_origin) for problem in problems] == [
         (WORKER, "sglang.srt.lora.layers.unwrap_lora_layer", "source:sglang"),
         (WORKER, "sglang.srt.runtime_context.mamba_track_grid", "source:sglang"),
-        (WORKER, "sglang.srt.speculative.spec_tp_sync", None),
+        (WORKER, "sglang.srt.speculative.spec_tp_sync", "source:sglang"),
     ]
     assert problems[1].text == (
         f"{WORKER}:40 imports mamba_track_grid from sglang.srt.runtime_context; "
