@@ -207,10 +207,12 @@ def check_image(line: Line, composed: Composed, base: BaseImage, image: Image, b
     return outcome.report
 
 
-def load(running: Engine, image: Image, base: BaseImage) -> None:
-    """Put the image into the engine: the base's blobs once, our layer each time."""
+def load(running: Engine, image: Image, base: BaseImage) -> str:
+    """Put the image into the engine, the base's blobs once, our layer each time; return its tag."""
     kept = load_base(running, base)
-    running.remove_ours(keep=[kept, running.ensure_image(image, "image", base.image)])
+    tag = running.ensure_image(image, "image", base.image)
+    running.remove_ours(keep=[kept, tag])
+    return tag
 
 
 def load_base(running: Engine, base: BaseImage) -> str:

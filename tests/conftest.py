@@ -9,15 +9,13 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 settings.register_profile("no deadline", deadline=None)  # a slow machine is no defect
 settings.load_profile("no deadline")
 IMAGE_TIER = "tests/image/"
-OTHER_LINES = "test_other_lines.py"
-"""Its images are loaded when the tests of the main line's are done."""
-E2E_TIER = "test_e2e_tier.py"
-"""Its tests wait for a container that runs beside all others of the image tier, so they come last."""
-LAST = (OTHER_LINES, E2E_TIER)
+E2E_TIER, TREE_TIER, OTHER_LINES_TIER = "test_e2e_tier.py", "test_tree_tier.py", "test_other_lines_tier.py"
+"""Their tests wait for containers that run beside all others of the image tier, one after the other in this order."""
+LAST = (E2E_TIER, TREE_TIER, OTHER_LINES_TIER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests that come late, or wait, to the end."""
+    """Leave the tests that wait to the end."""
     items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
 
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipeline.files import BUILD, PROJECT, build_lock
 from pipeline.manifest import DEFAULT_LINE, Line, load_line
 from pipeline.oci import Image, LayerEntry
 from pipeline.store import Engine
-from tests.conftest import E2E_TIER
+from tests.conftest import E2E_TIER, OTHER_LINES_TIER, TREE_TIER
 from tests.image import inside
 
 
@@ -33,13 +34,8 @@ class Real:
     base: BaseImage
     image: Image
     engine: Engine
-
-    @property
-    def tag(self) -> str:
-        """The engine's name of the image."""
-        tag = self.engine.find(self.image)
-        assert tag is not None
-        return tag
+    tag: str
+    """The engine's name of the image."""
 
     def check(self, image: Image, log: Path, checks: Path = check.CHECKS) -> CheckReport:
         """The report of :meth:`outcome`."""
@@ -78,40 +74,106 @@ def only(checks: Collection[str], folder: Path) -> Path:
 E2E = PROJECT / "tests" / "e2e"
 E2E_LIMITS = container.Limits(memory=8 << 30, seconds=2400)
 """Two engines at a time, beside the processes that they were forked from: 0.7 GiB each, mostly shared."""
+Cases = tuple[tree_tests.Case, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Tests in containers take long and change nothing that others see: one thread runs them beside all other tests."""
+
+    pool: ThreadPoolExecutor
+    logs: Path
+
+    def tree(self, real: Real) -> Future[Cases]:
+        """The modules of ``tests/tree`` that speak for a line, in its image."""
+        modules = inside.tree_modules(real.line.name)
+        entries = tree_tests.entries(real.line.name, real.composed.files, inside.unpatched(real), modules)
+        return self._begin(real, entries, tree_tests.LIMITS, "tree")
+
+    def end_to_end(self, real: Real, modules: Collection[str]) -> Future[Cases]:
+        """Modules of ``tests/e2e`` in the image, beside the tree without patches."""
+        left_out = {f"tests/e2e/{name}.py" for name in tree_tests.modules(E2E) if name not in modules}
+        entries = [
+            LayerEntry("run.py", E2E / "run.py"),
+            *(entry for entry in tree_tests.python_files(E2E, "tests/e2e") if entry.path not in left_out),
+            *tree_tests.libraries(),
+            *tree_tests.tree("upstream", inside.unpatched(real)),
+        ]
+        return self._begin(real, entries, E2E_LIMITS, "e2e")
+
+    def _begin(self, real: Real, entries: Sequence[LayerEntry], limits: container.Limits, tier: str) -> Future[Cases]:
+        log = self.logs / f"{real.line.name}-{tier}"
+        return self.pool.submit(inside.run, real.engine, real.tag, entries, limits, log)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The tests of a line that run beside all others, where the session has tests that read them."""
+
+    tree: Future[Cases] | None
+    end_to_end: Future[Cases] | None
+
+
+def found(cases: Future[Cases] | None) -> Cases:
+    """What came out, when it has."""
+    assert cases is not None, "this session was not asked for them"
+    return cases.result()
+
+
+@pytest.fixture(scope="session")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """The thread; what it has not begun when the session ends is dropped."""
+    with ThreadPoolExecutor(1) as pool:
+        yield Beside(pool, tmp_path_factory.mktemp("beside"))
+        pool.shutdown(cancel_futures=True)
+
+
+def asked_for(request: pytest.FixtureRequest, *modules: str) -> bool:
+    """Whether the session has a test of one of these modules."""
+    return any(item.path.name in modules for item in request.session.items)
+
+
+@contextlib.contextmanager
+def connected(name: str) -> Iterator[Engine]:
+    """The engine by a connection of its own, under an owner of its own: tests clean up what they own."""
+    own = engine.find_or_start(BUILD)
+    with contextlib.closing(own.client):
+        yield dataclasses.replace(own, owner=f"{own.owner}-{name}")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def e2e(request: pytest.FixtureRequest) -> Iterator[Future[tuple[tree_tests.Case, ...]] | None]:
-    """The end-to-end tests, if they were asked for: in a container beside all other tests, as they take long."""
-    if not any(item.path.name == E2E_TIER for item in request.session.items):
-        yield None
-        return
-    real: Real = request.getfixturevalue("real")
-    log = request.getfixturevalue("tmp_path_factory").mktemp("e2e") / "log"
-    # With a connection and an owner of its own: other tests clean up what they own.
-    own = engine.find_or_start(BUILD)
-    own = dataclasses.replace(own, owner=f"{own.owner}-e2e")
-    with contextlib.closing(own.client), ThreadPoolExecutor(1) as pool:
-        yield pool.submit(end_to_end, own, real.tag, inside.unpatched(real), tree_tests.modules(E2E), log)
+def begun(real: Real, beside: Beside, request: pytest.FixtureRequest) -> Iterator[Begun]:
+    """The main line's tests that run beside all others; they begin with the first test of the image tier."""
+    with connected("beside") as own:
+        apart = dataclasses.replace(real, engine=own)
+        modules = tree_tests.modules(E2E)
+        end_to_end = beside.end_to_end(apart, modules) if asked_for(request, E2E_TIER) else None
+        tree = beside.tree(apart) if asked_for(request, TREE_TIER, OTHER_LINES_TIER) else None
+        yield Begun(tree, end_to_end)
 
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[Real]:
     """The main line's image in an engine; an engine that this fixture started is stopped at the end."""
-    line = load_line(DEFAULT_LINE)
     with build_lock():
-        stages.require_space(line)
-        composed = stages.compose_tree(line)
-        base = stages.get_base(line)
-        image = stages.build_image(line, composed, base)
+        line, composed, base, image = made(DEFAULT_LINE)
         before = engine.status(BUILD)
         running = engine.find_or_start(BUILD)
         with contextlib.closing(running.client):
-            stages.load(running, image, base)
-            yield Real(line, composed, base, image, running)
+            tag = stages.load(running, image, base)
+            yield Real(line, composed, base, image, running, tag)
             running.remove_ours(keep=[tag for tag in (running.find(base.image), running.find(image)) if tag])
         if not before.running:
             engine.stop(BUILD)
+
+
+def made(name: str) -> tuple[Line, Composed, BaseImage, Image]:
+    """What the stages make of a line."""
+    line = load_line(name)
+    stages.require_space(line)
+    composed = stages.compose_tree(line)
+    base = stages.get_base(line)
+    return line, composed, base, stages.build_image(line, composed, base)
 
 
 @pytest.fixture(scope="session")
@@ -120,44 +182,35 @@ def report(real: Real, tmp_path_factory: pytest.TempPathFactory) -> CheckReport:
     return real.check(real.image, tmp_path_factory.mktemp("check") / "log")
 
 
-@pytest.fixture(scope="session")
-def main_cases(real: Real, tmp_path_factory: pytest.TempPathFactory) -> tuple[tree_tests.Case, ...]:
-    """The tests of tests/tree that speak for the main line, in its image."""
-    return in_the_image(real, inside.tree_modules(real.line.name), tmp_path_factory.mktemp("tree") / "log")
+@dataclass(frozen=True)
+class Other:
+    """A line beside the main one."""
 
-
-def in_the_image(real: Real, modules: Collection[str], log: Path) -> tuple[tree_tests.Case, ...]:
-    """Modules of tests/tree, in an image."""
-    entries = tree_tests.entries(real.line.name, real.composed.files, inside.unpatched(real), modules)
-    return inside.run(real.engine, real.tag, entries, tree_tests.LIMITS, log)
-
-
-def end_to_end(
-    running: Engine, tag: str, upstream: Mapping[str, bytes], modules: Collection[str], log: Path
-) -> tuple[tree_tests.Case, ...]:
-    """Modules of tests/e2e, in the image ``tag``, beside the tree without patches."""
-    left_out = {f"tests/e2e/{name}.py" for name in tree_tests.modules(E2E) if name not in modules}
-    entries = [
-        LayerEntry("run.py", E2E / "run.py"),
-        *(entry for entry in tree_tests.python_files(E2E, "tests/e2e") if entry.path not in left_out),
-        *tree_tests.libraries(),
-        *tree_tests.tree("upstream", upstream),
-    ]
-    return inside.run(running, tag, entries, E2E_LIMITS, log)
+    real: Real
+    begun: Begun
 
 
 @pytest.fixture(scope="session")
-def other(real: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
-    """The image of the line that the test names, in the same engine beside the main line's, and gone at the end.
+def others(
+    begun: Begun,  # noqa: ARG001  the main line's tests come first
+    beside: Beside,
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[str], Other]]:
+    """The image of a line by its name, in the same engine beside the main line's, and gone at the end.
 
     Not loaded as a command would: that leaves one line's images in the engine, and tests wait for the main line's.
     """
-    line = load_line(request.param)
-    stages.require_space(line)
-    composed = stages.compose_tree(line)
-    base = stages.get_base(line)
-    image = stages.build_image(line, composed, base)
-    own = dataclasses.replace(real.engine, owner=f"{real.engine.owner}-{line.name}")
-    stages.load(own, image, base)
-    yield Real(line, composed, base, image, own)
-    own.remove_ours()
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def other(name: str) -> Other:
+            line, composed, base, image = made(name)
+            own = stack.enter_context(connected(name))
+            stack.callback(own.remove_ours)
+            real = Real(line, composed, base, image, own, stages.load(own, image, base))
+            wanted = asked_for(request, OTHER_LINES_TIER)
+            tree = beside.tree(real) if wanted else None
+            end_to_end = beside.end_to_end(real, inside.named(name, "e2e")) if wanted else None
+            return Other(real, Begun(tree, end_to_end))
+
+        yield other

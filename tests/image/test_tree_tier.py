@@ -2,11 +2,11 @@
 
 import pytest
 
-from pipeline import tree_tests
 from pipeline.manifest import DEFAULT_LINE
 from tests.image import inside
+from tests.image.conftest import Begun, found
 
 
 @pytest.mark.parametrize("module", inside.tree_modules(DEFAULT_LINE))
-def test_module_is_sound_in_the_image(main_cases: tuple[tree_tests.Case, ...], module: str) -> None:
-    inside.assert_sound(main_cases, module)
+def test_module_is_sound_in_the_image(begun: Begun, module: str) -> None:
+    inside.assert_sound(found(begun.tree), module)

@@ -18,8 +18,8 @@ def main() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)
     settings = json.loads((MOUNT / "settings.json").read_bytes())
-    # The trees are read-only, and each driver imports most of SGLang.
-    os.environ.update(settings["environment"], PYTHONPYCACHEPREFIX="/tmp/bytecode")
+    # The trees are read-only, and each driver imports most of SGLang. Threads of torch that wait would hold a core.
+    os.environ.update(settings["environment"], PYTHONPYCACHEPREFIX="/tmp/bytecode", OMP_NUM_THREADS="1")
     sys.path += [str(MOUNT / "lib"), str(MOUNT)]
     import pytest
 
