@@ -25,7 +25,7 @@ SHARED = [
 ]
 """The device and the models that are not there; the check ``features``, capacity arithmetic, the reader of launch
 flags, and rules of the checkpoint gate, which tests there hold against the trees."""
-LIMITS = container.Limits(memory=8 << 30, seconds=900)
+LIMITS = container.Limits(memory=8 << 30, seconds=1800)
 """Two drivers at a time import most of SGLang, 1 GiB each; their bytecode in the tmpfs counts too."""
 TREE, UPSTREAM = "tree", "upstream"
 """Folders of the volume that can hold a tree."""

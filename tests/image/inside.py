@@ -52,7 +52,7 @@ def run(
 def assert_sound(cases: Sequence[Case], module: str) -> None:
     """No test of the module failed; what the line's tree has nothing to show for is skipped, with its reason shown.
 
-    Whether each of those runs on another line is asked in test_other_lines.py.
+    Whether each of those runs on another line is asked in test_other_lines_tier.py.
     """
     ran = [case for case in cases if case.module == module]
     assert ran, f"no test of {module} ran"
