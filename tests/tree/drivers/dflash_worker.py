@@ -15,7 +15,7 @@ from unittest import mock
 
 import sglang.srt.speculative.dflash_worker_v2 as worker_module  # type: ignore[import-not-found]
 import torch  # type: ignore[import-not-found]  # in the base image only
-from sglang.srt import runtime_context  # type: ignore[import-not-found]
+from sglang.srt import runtime_context
 from sglang.srt.managers.schedule_batch import Req, ReqKvInfo  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # type: ignore[import-not-found]
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # type: ignore[import-not-found]
