@@ -63,11 +63,12 @@ def gdn_errors(ours: Path, theirs: Path) -> Iterator[Figure]:
 def gdn_times(ours: Path, theirs: Path, batch: int) -> Iterator[Figure]:
     given = gdn.draw(64, batch)
     out = torch.empty(batch, 1, gdn.VALUE_HEADS, gdn.DIM, device=DEVICE, dtype=HALF)
+    slots = torch.arange(batch, device=DEVICE)
     states = [given.state.clone() for _ in range(64)]
     moved = 2 * given.state.numel() * 4
     for what, root in (("beta in FP32 (ours)", ours), ("beta through BF16 (upstream)", theirs)):
         step = gdn.Kernels(root).packed_step
-        calls = [partial(step, given, index, state, out) for index, state in enumerate(states)]
+        calls = [partial(step, given, index, state, out, slots) for index, state in enumerate(states)]
         yield figure("Gated DeltaNet packed decode", f"batch {batch}", what, replayed(calls), bytes=moved)
 
 

@@ -88,8 +88,10 @@ class Kernels:
             # An alias of tl.exp made before a kernel runs is not the interpreter's.
             self.packed.exp = _exp
 
-    def packed_step(self, given: Inputs, step: int, state: torch.Tensor, out: torch.Tensor) -> None:
-        """One decoded token per request; ``state`` is updated in place."""
+    def packed_step(
+        self, given: Inputs, step: int, state: torch.Tensor, out: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """One decoded token per request; ``state`` is updated in place, at each request's slot of it."""
         self.packed.fused_recurrent_gated_delta_rule_packed_decode(
             mixed_qkv=given.tokens[step],
             a=given.a[step],
@@ -99,7 +101,7 @@ class Kernels:
             scale=SCALE,
             initial_state=state,
             out=out,
-            ssm_state_indices=torch.arange(len(out), device=DEVICE),
+            ssm_state_indices=slots,
             use_qk_l2norm_in_kernel=True,
         )
 
@@ -107,8 +109,9 @@ class Kernels:
         """States after the steps in ``marks``, by packed decode."""
         state, states = given.state.clone(), {}
         out = torch.empty(len(state), 1, VALUE_HEADS, DIM, device=DEVICE, dtype=HALF)
+        slots = torch.arange(len(state), device=DEVICE)
         for step in range(max(marks)):
-            self.packed_step(given, step, state, out)
+            self.packed_step(given, step, state, out, slots)
             if step + 1 in marks:
                 states[step + 1] = state.clone()
         return states

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch  # type: ignore[import-not-found]  # on the machine with the device
 
-from tests.gpu.machine import DEVICE, HALF
+from tests.gpu.machine import DEVICE, HALF, captured
 from tests.gpu.selector import RANK, SLOTS, TOP_K, VOCAB, Ways
 from tests.tree.drivers.selector_loops import Given, draw, tables, walk
 
@@ -78,10 +78,28 @@ def test_it_agrees_with_tables_and_walk(composed: Path, ways: Ways, batch: int) 
         assert torch.equal(tokens.cpu()[sure], other[0].cpu()[sure])
 
 
-def test_every_replay_of_a_graph_walks_anew(ways: Ways) -> None:
-    """No state is left between launches: the same inputs give the same bits."""
+def test_no_state_is_left_between_launches(ways: Ways) -> None:
+    """The same inputs give the same bits."""
     given = draw(8, SLOTS, TOP_K, RANK, VOCAB, HALF, seed=9).on(DEVICE)
     first = ways.ours(given)
     for _ in range(3):
         for again, value in zip(ways.ours(given), first, strict=True):
             assert torch.equal(again, value)
+
+
+@pytest.mark.cuda_graph
+def test_every_replay_of_a_graph_walks_anew(ways: Ways) -> None:
+    """The launch can be captured, and a replay reads what the buffers hold by then."""
+    buffers = draw(8, SLOTS, TOP_K, RANK, VOCAB, HALF, seed=9).on(DEVICE)
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    graph = captured([lambda: made.append(ways.ours(buffers))])
+    found = []
+    for seed in (10, 11):
+        given = draw(8, SLOTS, TOP_K, RANK, VOCAB, HALF, seed=seed).on(DEVICE)
+        for name, value in given.arguments().items():
+            buffers.arguments()[name].copy_(value)
+        graph.replay()
+        for replay, launch in zip(made[-1], ways.ours(given), strict=True):
+            assert torch.equal(replay, launch)
+        found.append(made[-1][0].clone())
+    assert not torch.equal(*found)

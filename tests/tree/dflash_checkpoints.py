@@ -133,9 +133,26 @@ REFUSED = [*MISSING, *ZERO, *OTHERS]
 SHAPE = case("misshapen", WHOLE | {CODEBOOK: ("bfloat16", [VOCABULARY - 1, RANK])})
 
 
+def rotated(name: str, **rope: Any) -> dict[str, Any]:
+    """A whole draft whose config says how much of the head is rotated, as newer configs do."""
+    return case(name, WHOLE, config(rope_parameters={"rope_theta": 10000.0, "rope_type": "default"} | rope))
+
+
+HALF_HEAD = HEAD_DIM // 2
+OF_TARGET = {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
+ROTATED = [
+    (rotated("rotates all"), HEAD_DIM),
+    (rotated("says rope_dim", rope_dim=HALF_HEAD), HALF_HEAD),
+    (rotated("says rope_dim beside its target's fields", rope_dim=HALF_HEAD, **OF_TARGET), HALF_HEAD),
+    (case("says partial_rotary_factor", WHOLE, config(partial_rotary_factor=0.5)), HALF_HEAD),
+]
+"""Drafts, and how many of the head's dimensions they rotate."""
+
+
 def registered(each: dict[str, Any]) -> bool:
     """Whether the line's release knows the class. DFlash2's aliases came after 0.5.19."""
     return MAIN or each["config"]["architectures"][0] in {"DFlash2DraftModel", "DFlashDraftModel"}
 
 
-CASES = [each for each in (*ACCEPTED, DUMMY, SHAPE, *(each for each, _ in REFUSED)) if registered(each)]
+ALL = [*ACCEPTED, DUMMY, SHAPE, *(each for each, _ in (*REFUSED, *ROTATED))]
+CASES = [each for each in ALL if registered(each)]

@@ -15,6 +15,7 @@ from unittest import mock
 
 import sglang.srt.speculative.dflash_worker_v2 as worker_module  # type: ignore[import-not-found]
 import torch  # type: ignore[import-not-found]  # in the base image only
+from sglang.srt import runtime_context
 from sglang.srt.managers.schedule_batch import Req, ReqKvInfo  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # type: ignore[import-not-found]
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # type: ignore[import-not-found]
@@ -153,6 +154,7 @@ class Harness:
             use_compact_draft_cache=self.window is not None,
             hicache_draft_plan=SimpleNamespace(mode=None),
             draft_parallel_layout=None,
+            draft_tp_context=contextlib.nullcontext,
             draft_model=SimpleNamespace(
                 layers=[SimpleNamespace(self_attn=Attention())],
                 project_target_hidden=lambda hidden: hidden,
@@ -163,6 +165,7 @@ class Harness:
                 req_to_token_pool=SimpleNamespace(req_to_token=self.draft_table),
                 kv_index_translator=self.translator(self.draft_table),
                 forward=self.draft_forward,
+                tp_group=None,
             ),
             selector=None,
             lilicorr=None,
@@ -202,7 +205,7 @@ class Harness:
             for request, prefix, extend in zip(self.batch, batch.prefix_lens, batch.extend_lens, strict=True)
         ]
         next_tokens = torch.ones(len(self.batch), dtype=torch.int64)
-        if not KVIndexTranslator:
+        if not hasattr(KVIndexTranslator, "plan"):
             logits = SimpleNamespace(hidden_states=torch.cat(hidden))
             return SimpleNamespace(logits_output=logits, next_token_ids=next_tokens)
         # A padding row at the end, as rounding to the tensor-parallel size leaves.
@@ -335,7 +338,7 @@ def prepare_for_verify(self: Any, *_: Any, **__: Any) -> tuple[Any, None]:
 @contextlib.contextmanager
 def surroundings(page: int, window: int | None, block: int) -> Iterator[None]:
     """The server's configuration, and stand-ins for what a CPU lacks."""
-    dp = {"attn_dp_enabled": False} if KVIndexTranslator else {}
+    dp = {"attn_dp_enabled": False} if hasattr(runtime_context, "attn_dp_enabled_of") else {}
     with (
         get_context().override_server_args(
             page_size=page, speculative_draft_window_size=window, speculative_num_draft_tokens=block

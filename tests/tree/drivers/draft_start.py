@@ -57,6 +57,12 @@ def update(model: Any, tensors: dict[str, torch.Tensor]) -> bool | str:
     return any(not torch.equal(before[name], param) for name, param in model.named_parameters())
 
 
+def rotary(model: Any) -> int | None:
+    """How much of a DFLASH draft's head is rotated."""
+    layers = getattr(model, "layers", None)
+    return layers[0].self_attn.rotary_emb.rotary_dim if layers else None
+
+
 def load(case: Case) -> dict[str, Any]:
     tensors = {name: tensor(*entry) for name, entry in case["tensors"].items()}
     with loading.one_rank():
@@ -66,6 +72,7 @@ def load(case: Case) -> dict[str, Any]:
             "unfilled": loaded.unfilled(),
             "shapes": {name: list(param.shape) for name, param in loaded.model.named_parameters()},
             "digest": loaded.digest(),
+            "rotary": rotary(loaded.model),
         }
         if "update" in case:
             result["updated"] = update(loaded.model, {name: tensors[name] for name in case["update"]})
