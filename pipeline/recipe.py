@@ -410,8 +410,8 @@ def reference(line: Line, profile: Profile, repository: str, project: Path = PRO
         record = release_record.read(file)
         return Reference(f"{record.repository}@{record.image.digest}", None)
     nobody = f", and {PLACEHOLDER.partition('/')[0]} is only a placeholder" if repository == PLACEHOLDER else ""
-    warning = f"{tag} has no release record, so it is a tag, which names no bytes{nobody}: render again once released"
-    return Reference(f"{repository}:{tag}", warning)
+    why = f"{tag} has no release record, so this is a tag, which names no bytes{nobody}"
+    return Reference(f"{repository}:{tag}", f"{why}: render again once it is released")
 
 
 def table(line: Line) -> Table:
