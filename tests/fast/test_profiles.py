@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import check_data
+from pipeline import check_data, pages
 from pipeline.errors import ManifestError
+from pipeline.files import PROJECT
 from pipeline.manifest import DEFAULT_LINE, Profile, Profiles, lines, load_line, read_yaml, words_of
 from tests.fast.builders import says, write_files
 
@@ -113,6 +114,9 @@ def test_profiles_of_the_project_say_what_was_measured_and_what_not(name: str) -
 def test_profile_of_a_line_whose_flush_takes_memory_from_graphs_says_so(name: str) -> None:
     line = load_line(name)
     absent = {row.origin for row in check_data.features(line).not_carried}
+    if "patch xpu-flush-keeps-graphs.patch" in absent:
+        operate = (PROJECT / "docs/operate.md").read_text(encoding="utf-8")
+        assert f"**On an image of {pages.sglang(line)} do not\ncall it" in operate
     for row in line.profiles.profiles.values():
         warned = [limit for limit in row.limits if limit.startswith("Do not call /flush_cache")]
         assert len(warned) == ("patch xpu-flush-keeps-graphs.patch" in absent and bool(row.graph_batches))
