@@ -47,7 +47,8 @@ def pages(line: Line, readme: str) -> dict[str, str]:
         choices=recipe.choices(line, "`{}`".format),
         sglang=sglang(line),
         moving=release.tags(line, "published").moving,
-        reference=ours[0].image.text,
+        image=ours[0].image,
+        docs=recipe.docs(line),
         make_option=make_option,
     )
     up = "../" * line.page.count("/")

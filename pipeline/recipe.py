@@ -155,10 +155,29 @@ class Recipe:
             ("--health-cmd", f'{self.python} -c "{PROBE}" {self.url}{HEALTH}'),
             ("--health-start-period", "60m"),
         ]
-        options += [("--mount", mount(folder, inside)) for inside, folder in self.folders.items()]
+        options += [("--mount", self._mount(inside)) for inside in self.folders]
         launch = [*_options(self.profile.argv), ("--host", "0.0.0.0"), ("--port", str(machine.port))]
         server = wrapped(self.shell([self.python, *LAUNCH]), launch, "    ")
-        return " \\\n  ".join([wrapped("docker run", options, "  "), quote(self.image.text), server])
+        run = " \\\n  ".join([wrapped("docker run", options, "  "), quote(self.image.text), server])
+        return f"{self._models_below}\n{run}" if self.below else run
+
+    @property
+    def below(self) -> bool:
+        """Whether the models are below the working directory, whose name only the shell knows."""
+        return not self.machine.models.startswith("/")
+
+    @property
+    def _models_below(self) -> str:
+        """A line of shell that sets ``models`` to their folder as a quoted field of CSV holds it: ``"`` is doubled."""
+        folder = self.machine.models.rstrip("/").removeprefix("./").replace('"', '""')
+        return f"""models=$(pwd | sed 's/"/""/g')/{quote(folder)}"""
+
+    def _mount(self, inside: str) -> str:
+        """A model folder, read-only; of the names in it the manifest allows no other than plain ones."""
+        if self.below:
+            source = f"$models/{self.profile.mounts[inside]}"
+            return Shell(f'"type=bind,\\"source={source}\\",target={inside},readonly"')
+        return bind(self.folders[inside], inside, read_only=True)
 
     def shell(self, words: Words) -> str:
         """Words as a shell reads them; for the templates."""
@@ -280,15 +299,6 @@ def bind(source: str, target: str, *, read_only: bool) -> str:
     return line.getvalue()
 
 
-def mount(folder: str, inside: str) -> str:
-    """A model folder, read-only; one below the working directory gets the directory from the shell."""
-    if folder.startswith("/"):
-        return bind(folder, inside, read_only=True)
-    text = bind(f"\0/{folder.removeprefix('./')}", inside, read_only=True)
-    before, _, after = text.partition("\0")
-    return Shell(f'{quote(before)}"$PWD"{quote(after)}')
-
-
 def wrapped(head: str, groups: Iterable[Words], indent: str) -> str:
     """The command ``head``, already quoted, with groups of words that are never torn apart, on few lines."""
     lines, current = [], head
@@ -399,8 +409,9 @@ def reference(line: Line, profile: Profile, repository: str, project: Path = PRO
     if file.is_file():
         record = release_record.read(file)
         return Reference(f"{record.repository}@{record.image.digest}", None)
-    warning = f"{tag} has no release record, so this is a tag, which names no bytes: render again once it is released"
-    return Reference(f"{repository}:{tag}", warning)
+    nobody = f", and {PLACEHOLDER.partition('/')[0]} is only a placeholder" if repository == PLACEHOLDER else ""
+    why = f"{tag} has no release record, so this is a tag, which names no bytes{nobody}"
+    return Reference(f"{repository}:{tag}", f"{why}: render again once it is released")
 
 
 def table(line: Line) -> Table:

@@ -1,18 +1,23 @@
 """Generated pages: they are what the data renders to, and one that is not is found."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
+from jinja2 import UndefinedError
 
-from pipeline import check_data, pages, rejected
+from pipeline import check_data, pages, recipe, rejected
 from pipeline.errors import ManifestError
 from pipeline.files import PROJECT
-from pipeline.manifest import DEFAULT_LINE, Line, Profiles, lines, load_line
+from pipeline.manifest import DEFAULT_LINE, Line, Profile, Profiles, lines, load_line
+from pipeline.templates import render
 from tests.fast.builders import says, write_files
 
 LINE = load_line(DEFAULT_LINE)
+LINES = [load_line(name) for name in lines()]
+PROFILES = [pytest.param(line, name, id=f"{line.name}-{name}") for line in LINES for name in line.profiles.profiles]
 README = f"# x\n\n{pages.BEGIN}\nold\n{pages.END}\nend\n"
 
 
@@ -95,9 +100,10 @@ def test_readme_without_its_markers_is_refused(text: str) -> None:
         pages.with_block(text, "x")
 
 
-def test_pages_have_no_trailing_space_and_their_links_lead_somewhere() -> None:
-    for name, text in pages.pages(LINE, README).items():
-        assert [line for line in text.splitlines() if line != line.rstrip()] == [], name
+@pytest.mark.parametrize("line", LINES, ids=lines())
+def test_pages_have_no_trailing_space_and_their_links_lead_somewhere(line: Line) -> None:
+    for name, text in texts(line.name).items():
+        assert [row for row in text.splitlines() if row != row.rstrip()] == [], name
         for link in re.findall(r"\]\(([^)#]+)", text):
             assert link.startswith("https://") or (PROJECT / name).parent.joinpath(link).resolve().is_file(), (
                 name,
@@ -105,19 +111,69 @@ def test_pages_have_no_trailing_space_and_their_links_lead_somewhere() -> None:
             )
 
 
-@pytest.mark.parametrize("name", list(LINE.profiles.profiles))
-def test_page_of_a_profile_says_what_an_operator_needs(name: str) -> None:
-    text = pages.pages(LINE, README)[f"docs/recipes/{name}.md"]
-    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert headings == [
+@cache
+def texts(line: str) -> dict[str, str]:
+    return pages.pages(load_line(line), README)
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("line", "name"), PROFILES)
+def test_page_of_a_profile_says_what_an_operator_needs(line: Line, name: str) -> None:
+    text = texts(line.name)[f"{recipe.folder(line)}/{name}.md"]
+    assert headings(text) == [
         *("Which profile", "Hardware", "Download", "Run", "Check that it is up", "One request", "Stop"),
         *("Graphs", "Limits", "Measured"),
     ]
-    profile = LINE.profiles.profiles[name]
-    assert all(sentence in text for sentence in (*profile.measured, *profile.unmeasured, *profile.limits))
+    assert all(sentence in text for sentence in line.profiles.profiles[name].measured)
+    assert_serving_is_told(recipe.make(line, name), text)
+    assert "--max-time 1800" in text
+    assert "in a checkout of [this project]" in text
+
+
+@pytest.mark.parametrize("line", LINES, ids=lines())
+def test_text_for_a_registry_says_what_an_operator_needs(line: Line) -> None:
+    text = texts(line.name)[f"{recipe.folder(line)}/registry.md"]
+    ours = [name for name, profile in line.profiles.profiles.items() if profile.image is None]
+    assert headings(text) == ["Which profile", "Hardware", *ours, "Check that it is up", "One request"]
+    parts = dict(zip(headings(text), re.split(r"^## .+$", text, flags=re.MULTILINE)[1:], strict=True))
+    made = [recipe.make(line, name) for name in ours]
+    for entry in made:
+        assert_serving_is_told(entry, parts[entry.name])
+        # Hardware and request are told once for all profiles.
+        assert f"{entry.machine.card} ({entry.machine.card_memory_gib} GiB each)" in parts["Hardware"]
+        assert f"tensor parallel {entry.profile.flags['tp-size']}," in parts["Hardware"]
+        assert entry.request in parts["One request"]
+    assert "All commands are for a checkout of [this project]" in text.split(f"## {ours[0]}")[0]
+
+
+@pytest.mark.parametrize(("line", "name"), PROFILES)
+def test_card_of_a_checkpoint_says_what_was_never_measured(line: Line, name: str) -> None:
+    text = recipe.FORMATS["model-card"](recipe.make(line, name))
+    before, _, unmeasured = text.partition("\nNever measured:\n")
+    profile = line.profiles.profiles[name]
+    assert all(f"\n* {sentence}" in before for sentence in profile.limits)
+    assert all(f"\n* {sentence}" in unmeasured for sentence in profile.unmeasured)
+    assert "in a checkout of the project" in before
+
+
+def assert_serving_is_told(made: recipe.Recipe, text: str) -> None:
+    """What stands on the page of a profile, and in its part of the text for a registry."""
+    profile = made.profile
+    assert all(made.shell(words) in text for words in made.downloads)
+    assert made.docker_run in text
+    assert f"docker stop --time 120 {made.container}\n" in text
+    assert "\nNever measured:\n" in text
+    assert all(f"\n* {sentence}" in text for sentence in (*profile.unmeasured, *profile.limits))
     assert f"share {profile.max_total_tokens:,} tokens" in text
     assert "state slots" in text
-    assert "--max-time 1800" in text
+
+
+def test_template_that_names_what_it_is_not_given_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="experiments"):
+        render("rejected.md.j2", line=LINE)
 
 
 @pytest.mark.parametrize("name", lines())
@@ -133,16 +189,30 @@ def test_variable_that_would_bring_a_rejected_experiment_back_is_refused_as_a_de
         assert re.search(rows[variable]["value"], value), switch
 
 
-@pytest.mark.parametrize("name", lines())
-def test_no_profile_sets_what_was_rejected(name: str) -> None:
-    line = load_line(name)
-    rows = rejected.read(line).root
-    variables = {row.back.variable.partition("=")[0] for row in rows if row.back.variable}
-    flags = {row.back.flag.split()[0][2:] for row in rows if row.back.flag and len(row.back.flag.split()) < 2}
-    flags -= {"chunked-prefill-size"}  # its own value is the one that stayed
-    for profile in line.profiles.profiles.values():
-        assert not variables & profile.environment.keys()
-        assert not flags & profile.flags.keys()
+def brought_back(profile: Profile) -> set[str]:
+    """Flags (with their value) and variables of the profile that bring a rejected experiment back."""
+    ways = [row.back for row in rejected.read(LINE).root]
+    variables = {way.variable.partition("=")[0] for way in ways if way.variable}
+    words = {f"--{name}" if value is True else f"--{name} {value}" for name, value in profile.flags.items()}
+    return variables & profile.environment.keys() | {way.flag for way in ways if way.flag} & words
+
+
+@pytest.mark.parametrize(("line", "name"), PROFILES)
+def test_no_profile_sets_what_was_rejected(line: Line, name: str) -> None:
+    assert brought_back(line.profiles.profiles[name]) == set()
+
+
+@pytest.mark.parametrize("way", [row.back for row in rejected.read(LINE).root if row.back.flag or row.back.variable])
+def test_profile_that_sets_what_was_rejected_is_found(way: rejected.Back) -> None:
+    profile = next(iter(LINE.profiles.profiles.values()))
+    if way.flag:
+        flag, _, value = way.flag.removeprefix("--").partition(" ")
+        planted = profile.model_copy(update={"arguments": {**profile.arguments, flag: value or True}})
+        assert brought_back(planted) == {way.flag}
+    if way.variable:
+        variable, _, value = way.variable.partition("=")
+        planted = profile.model_copy(update={"environment": {variable: value}})
+        assert brought_back(planted) == {variable}
 
 
 def test_experiment_without_a_way_back_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline import check_data, pages
 from pipeline.errors import ManifestError
+from pipeline.files import PROJECT
 from pipeline.manifest import DEFAULT_LINE, Profile, Profiles, lines, load_line, read_yaml, words_of
 from tests.fast.builders import says, write_files
 
@@ -106,6 +108,34 @@ def test_profiles_of_the_project_say_what_was_measured_and_what_not(name: str) -
         assert row.measured
         assert row.unmeasured
         assert row.graphs
+
+
+@pytest.mark.parametrize("name", lines())
+def test_profile_of_a_line_whose_flush_takes_memory_from_graphs_says_so(name: str) -> None:
+    line = load_line(name)
+    absent = {row.origin for row in check_data.features(line).not_carried}
+    if "patch xpu-flush-keeps-graphs.patch" in absent:
+        operate = (PROJECT / "docs/operate.md").read_text(encoding="utf-8")
+        assert f"**On an image of {pages.sglang(line)} do not\ncall it" in operate
+    for row in line.profiles.profiles.values():
+        warned = [limit for limit in row.limits if limit.startswith("Do not call /flush_cache")]
+        assert len(warned) == ("patch xpu-flush-keeps-graphs.patch" in absent and bool(row.graph_batches))
+
+
+@pytest.mark.parametrize("name", lines())
+def test_what_was_measured_with_other_weights_says_which(name: str) -> None:
+    """Every figure of cards is of the INT4 target."""
+    for row in load_line(name).profiles.profiles.values():
+        if "INT4" not in row.target:
+            assert all("with INT4 weights" in sentence for sentence in row.measured)
+            assert any(sentence.startswith("BF16 weights") for sentence in row.unmeasured)
+
+
+def test_what_is_known_of_the_image_of_somebody_else_is_no_more_than_was_reported() -> None:
+    row = load_line(DEFAULT_LINE).profiles.profiles["1m-20260819"]
+    unmeasured = " ".join(row.unmeasured)
+    assert all(words in unmeasured for words in ("Sampling", "prefix cache", "quality of answers over a million"))
+    assert not any("slots" in sentence for sentence in row.measured)  # a bound of its state pool, which nobody measured
 
 
 @pytest.mark.parametrize("name", lines())

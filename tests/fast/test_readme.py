@@ -34,3 +34,9 @@ def test_make_targets_that_it_names_exist() -> None:
     targets = {line.split(":")[0] for line in makefile.splitlines() if line[:1].isalpha() and ":" in line}
     named = {word.split("`")[0].split()[0] for word in README.split("`make ")[1:]}
     assert named <= targets
+
+
+@pytest.mark.parametrize("page", ["docs/read-a-failed-check.md", "docs/release.md"])
+def test_pages_of_the_gate_say_what_serve_leaves_out(page: str) -> None:
+    text = " ".join((PROJECT / page).read_text(encoding="utf-8").split())
+    assert re.search(r"`serve` runs a dense model without drafts.* MTP and DFLASH.*\]\(end-to-end-on-a-cpu\.md\)", text)

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -36,21 +37,25 @@ printf '%s\\0' "$@" > "$RECORDED"
 """
 
 
-def run_in_shell(script: str, folder: Path) -> list[str]:
-    """Words that docker gets when a POSIX shell runs the script in ``folder``."""
+def run_in_shell(script: str, folder: Path, below: str = ".") -> list[str]:
+    """Words that docker gets when a POSIX shell runs the script in ``folder``, or in another below it."""
     tools = write_files(folder / "tools", {"docker": FAKE, "getent": "#!/bin/sh\necho render:x:992:\n"})
+    (folder / below).mkdir(exist_ok=True)
     for tool in tools.iterdir():
         tool.chmod(0o755)
     recorded = folder / "recorded"
     path = f"{tools}:{os.environ['PATH']}"
     environment = {"PATH": path, "RECORDED": str(recorded), "HOME": "/nowhere"}
-    subprocess.run(["/bin/sh", "-eu", "-c", script], cwd=folder, env=environment, check=True)
+    subprocess.run(["/bin/sh", "-eu", "-c", script], cwd=folder / below, env=environment, check=True)
     return recorded.read_text().split("\0")[:-1]
 
 
 def mounts(words: list[str]) -> dict[str, dict[str, str]]:
-    """Mounts by their target, as Docker's CSV says them."""
-    rows = [next(csv.reader([words[at + 1]])) for at, word in enumerate(words) if word == "--mount"]
+    """Mounts by their target, as Docker's CSV says them, whose reader takes no quote but around a field, or doubled."""
+    values = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
+    one = r'(?:"(?:[^"]|"")*"|[^",]*)'
+    assert [value for value in values if not re.fullmatch(f"{one}(?:,{one})*", value)] == []
+    rows = [next(csv.reader([value])) for value in values]
     found = [{key: value for key, _, value in (field.partition("=") for field in row)} for row in rows]
     return {row["target"]: row for row in found}
 
@@ -73,6 +78,18 @@ def test_shell_hands_docker_exactly_the_profile(name: str, models: str, tmp_path
         assert os.path.normpath(found[inside]["source"]) == os.path.normpath(place)
         assert "readonly" in found[inside]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recorded", "tools"]  # nothing was carried out
+
+
+@pytest.mark.parametrize("models", ["models", ".", "./", "./a/b", 'm,"o" dels'])
+@pytest.mark.parametrize("here", ["a b", "a,b", 'a"b', "it's", 'x",source=y,z="', "$(touch evil) `x` \\ $HOME", "a:b"])
+def test_working_directory_may_be_called_as_it_likes(here: str, models: str, tmp_path: Path) -> None:
+    made = make("1m-dflash2", machine={"models": models})
+    words = run_in_shell(FORMATS["docker-run"](made), tmp_path, here)
+    found = mounts(words)
+    for inside, folder in made.profile.mounts.items():
+        wanted = os.path.normpath(tmp_path / here / models / folder)
+        assert os.path.normpath(found[inside].pop("source")) == wanted
+        assert found[inside] == {"type": "bind", "target": inside, "readonly": ""}
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -180,6 +197,13 @@ def test_image_without_a_record_is_a_tag_with_a_warning(tmp_path: Path) -> None:
     assert made.image.warning
     assert made.image.warning in FORMATS["docker-run"](made)
     assert json.loads(FORMATS["json"](made))["pinned_by_digest"] is False
+    assert "placeholder" not in made.image.warning
+
+
+def test_registry_that_nobody_named_is_called_a_placeholder(tmp_path: Path) -> None:
+    made = make("1m-mtp", project=tmp_path)
+    assert made.image.text.startswith("registry.example/")
+    assert "registry.example is only a placeholder" in str(made.image.warning)
 
 
 def record(repository: str, tag: str) -> ReleaseRecord:
