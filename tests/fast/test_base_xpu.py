@@ -26,6 +26,8 @@ SOUND = f"""# set +e in a comment, and `a || true` too
 FROM x@{DIGEST}
 RUN a && b 2>&1 \\
  && echo "c; d || e & f" | sha256sum --check
+RUN bash -c "a && echo \\"b; c\\" 'd || e'" && head -c "1;" x && ./build.sh -c "a; b" && python3 -c "import a; a.b()"
+RUN ["sh", "-c", "a && b"]
 USER 10001
 """
 FAKE = """#!{python}
@@ -205,6 +207,15 @@ def test_sound_dockerfile_has_no_problem() -> None:
         ("RUN a || true", "after `||`"),
         ("RUN a \\\n || :", "after `||`"),
         ("RUN a; b", "before `;`"),
+        ('RUN bash -c "make || true"', "after `||`"),
+        ("RUN sh -c 'a; b'", "before `;`"),
+        ("RUN /bin/bash -o pipefail -euc 'a; b'", "before `;`"),
+        ('RUN ["sh","-c","a || true"]', "after `||`"),
+        ('RUN ["/bin/bash", "-c", "echo \\"b; c\\" || true"]', "after `||`"),
+        ("RUN a && sh -c \"b && sh -c 'c || true'\"", "after `||`"),
+        ('RUN bash -c "git clone https://x/y"', "a branch moves"),
+        ("RUN <<END", "a here-document"),
+        ("run a || true", "after `||`"),
         ("RUN set +e && a", "switched off"),
         ("RUN a & b", "in the background"),
         ("RUN git clone https://x/y && make", "a branch moves"),
@@ -213,7 +224,9 @@ def test_sound_dockerfile_has_no_problem() -> None:
         ("RUN apt-get upgrade -y", "versions of today"),
         ("RUN pip install --require-hashes -r intel_extension_for_pytorch.txt", "part of torch"),
         ("FROM ubuntu:24.04", "without a digest"),
+        ("from ubuntu:24.04", "without a digest"),
         ("USER root", "the last USER is root"),
+        ("user root", "the last USER is root"),
         ("USER 0:0", "the last USER is root"),
     ],
 )
