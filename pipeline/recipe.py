@@ -90,7 +90,7 @@ class Recipe:
     @property
     def launch(self) -> list[str]:
         """The whole command inside the container."""
-        return [self.python, *LAUNCH, *self.profile.argv, "--host", "0.0.0.0", "--port", str(self.machine.port)]
+        return [self.python, *LAUNCH, *self.profile.argv, *self.machine.listen]
 
     @property
     def health(self) -> list[str]:
@@ -156,7 +156,7 @@ class Recipe:
             ("--health-start-period", "60m"),
         ]
         options += [("--mount", mount(folder, inside)) for inside, folder in self.folders.items()]
-        launch = [*_options(self.profile.argv), ("--host", "0.0.0.0"), ("--port", str(machine.port))]
+        launch = _options([*self.profile.argv, *machine.listen])
         server = wrapped(self.shell([self.python, *LAUNCH]), launch, "    ")
         return " \\\n  ".join([wrapped("docker run", options, "  "), quote(self.image.text), server])
 
