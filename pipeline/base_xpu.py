@@ -171,9 +171,10 @@ def _run(docker: str, context: Path, base: XpuBase, tag: str, log: Path) -> str:
 def _watch(command: list[str], log: Path, shown: Step) -> int:
     """The command's status; all that it says goes into the log, and its last line is shown meanwhile."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with (
         log.open("wb") as file,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT) as process,
     ):
         for line in process.stdout or ():
             file.write(line)

@@ -63,9 +63,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     return made
 
 
-def docker(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0, seconds: float = 0
-) -> Path:
+def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0, seconds: float = 0) -> Path:
     """A docker on the path that keeps what it was called with in the returned file."""
     recorded = folder / "recorded.json"
     said = {"python": sys.executable, "recorded": str(recorded), "answer": answer, "status": status}
