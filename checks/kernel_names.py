@@ -2,8 +2,8 @@
 
 Both are read from source: a container without a device cannot import either. Followed are imports that run when a
 module is imported. A condition on the platform (``_is_cuda``, ``is_xpu()``) is taken as on an XPU; under any other
-condition both branches count; what stands in a ``try`` that catches ImportError may be absent. Operators that are
-reached through ``torch.ops.sgl_kernel`` have no Python name and are not judged.
+condition both branches count; what stands in a ``try`` that catches ImportError may be absent. Not judged are imports
+in functions, some of which only CUDA calls, and operators of ``torch.ops.sgl_kernel``, which have no Python name.
 """
 
 import ast

@@ -16,7 +16,11 @@ from typing import Any
 START_SECONDS = 240.0
 STOP_SECONDS = 60.0
 REQUEST_SECONDS = 60.0
+FLUSH_SECONDS = 30.0
+"""How long a flush may wait; less than a request takes."""
 POLL_SECONDS = 0.05
+ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
+"""Statuses of a stop in good order: 0.5.23 returns, 0.5.18 kills its processes and at last itself."""
 
 
 class ServerError(Exception):
@@ -60,7 +64,7 @@ class Server:
         """
         status, content = self._whole("POST", path, body)
         if status != 200:
-            raise ServerError(f"{path}: expected status 200, found {status}: {content[:200]!r}")
+            raise ServerError(f"{path.partition('?')[0]}: expected status 200, found {status}: {content[:200]!r}")
         return content
 
     def tokens(self, prompt: str, count: int) -> list[int]:
@@ -68,6 +72,14 @@ class Server:
         sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
         answer = json.loads(self.post("/generate", {"text": prompt, "sampling_params": sampling}))
         return [int(token) for token in answer["output_ids"]]
+
+    def flush(self) -> None:
+        """Empty the caches once no request is left: an answer leaves before the scheduler has put its request away.
+
+        Raises:
+            ServerError: it was refused, or one was still left when the time was up.
+        """
+        self.post(f"/flush_cache?timeout={FLUSH_SECONDS}", {})
 
     @contextmanager
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
@@ -86,13 +98,15 @@ class Server:
         """End it as an orchestrator does: SIGTERM, then wait.
 
         Raises:
-            ServerError: it, or a process of its group, was still there when the time was up.
+            ServerError: it crashed, or it, or a process of its group, was still there when the time was up.
         """
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             raise ServerError(f"expected it to end within {STOP_SECONDS:.0f} s of SIGTERM, it did not") from None
+        if (status := self.process.returncode) not in ENDS:
+            raise ServerError(f"expected it to end in good order on SIGTERM, it ended with status {status}")
         begun = time.monotonic()
         while _group_lives(self.process.pid):
             if time.monotonic() - begun > STOP_SECONDS:

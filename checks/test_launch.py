@@ -18,6 +18,8 @@ TIMEOUT_SECONDS = 300
 AT_ONCE = 2
 """Resolvers that run side by side: each imports a part of SGLang, 0.7 GiB."""
 ABSENT = object()
+LEFT = "as given: not SGLang's own"
+"""What becomes of a variable that another program of the image reads."""
 GRAPH_VARIABLES = ("SGLANG_DFLASH_DISABLE_DRAFT_GRAPH", "SGLANG_DFLASH_EAGER_DRAFT_SAMPLER")
 
 
@@ -62,7 +64,9 @@ def rows(name: str, profile: Profile, variables: Mapping[str, str], answer: Mapp
     attributes = answer.get("attributes", {})
     stated = {flag[0] for flag in answer.get("flags", {}).values()}
     table += [(key, "", attributes.get(key)) for key in profile.resolved if key not in stated]
-    table += [(key, variables.get(key, ""), value) for key, value in answer.get("variables", {}).items()]
+    if (read := answer.get("variables")) is not None:
+        names = dict.fromkeys([*variables, *read])
+        table += [(key, variables.get(key, ""), read.get(key, LEFT)) for key in names]
     table += [(f"{what} of the draft's rings", "", value) for what, value in answer.get("draft_ring", {}).items()]
     if attributes:
         table += [(f"graph of {part}", "", how) for part, how in captured(answer).items()]

@@ -20,6 +20,11 @@ class Verdict:
         """Note one problem: what is wrong and where, what was expected, what was found."""
         self._problems.append(" ".join(text.split()))
 
+    @property
+    def failed(self) -> bool:
+        """Whether a problem was noted."""
+        return bool(self._problems)
+
     def table(self, rows: list[dict[str, str]]) -> None:
         """Add rows that the report keeps for people who look something up."""
         self._properties.append((TABLE, rows))

@@ -16,7 +16,7 @@ from pydantic import Field
 from pipeline import compose as composing
 from pipeline import dockerfile, pins
 from pipeline.base import sglang_pin
-from pipeline.console import step
+from pipeline.console import Step, step
 from pipeline.documents import Digest, Sha256
 from pipeline.errors import BaseError
 from pipeline.files import BUILD
@@ -126,8 +126,8 @@ def build(line: Line, repository: str, build: Path = BUILD) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         context = Path(scratch)
         _fill(context, line, base, file, render_dockerfile(base, wheel))
-        with step("Build and push the xpu base"):
-            digest = _run(docker, context, base, f"{repository}:{line.release.tag}-base-{line.release.release}")
+        tag = f"{repository}:{line.release.tag}-base-{line.release.release}"
+        digest = _run(docker, context, base, tag, build / line.name / "base-xpu.log")
     reference = f"{repository}@{digest}"
     composing.write_lock(line, xpu_base=reference)
     return reference
@@ -143,16 +143,17 @@ def _fill(context: Path, line: Line, base: XpuBase, wheel: Path, text: str) -> N
         shutil.copyfile(path, context / path.name)
 
 
-def _run(docker: str, context: Path, base: XpuBase, tag: str) -> str:
+def _run(docker: str, context: Path, base: XpuBase, tag: str, log: Path) -> str:
     """Build and push; the digest of the manifest, not of an index with attestations around it."""
     result = context.with_suffix(".json")
-    command = [docker, "buildx", "build", "--push", "--provenance=false", "--sbom=false", "--platform=linux/amd64"]
+    command = [docker, "buildx", "build", "--push", "--progress=plain", "--platform=linux/amd64"]
+    command += ["--provenance=false", "--sbom=false"]
     command += [f"--build-arg=BASE_DIGEST={base.digest}", f"--metadata-file={result}", f"--tag={tag}", str(context)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            raise BaseError(f"docker buildx build: {lines[-1] if lines else done.returncode}", do="see its own output")
+        with step("Build and push the xpu base") as shown:
+            if status := _watch(command, log, shown):
+                raise BaseError(f"docker buildx build: {shown.detail or status}", do=f"{log} has all of its output")
+            shown.detail = f"output in {log}"
         digest = json.loads(result.read_text(encoding="utf-8")).get("containerimage.digest")
     except (OSError, ValueError) as error:
         raise BaseError(
@@ -165,3 +166,18 @@ def _run(docker: str, context: Path, base: XpuBase, tag: str) -> str:
             "docker buildx build", expected="containerimage.digest", found=digest or "none", do="update buildx"
         )
     return digest
+
+
+def _watch(command: list[str], log: Path, shown: Step) -> int:
+    """The command's status; all that it says goes into the log, and its last line is shown meanwhile."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT) as process,
+    ):
+        for line in process.stdout or ():
+            file.write(line)
+            file.flush()
+            shown.detail = line.decode(errors="replace").strip() or shown.detail
+    return process.returncode

@@ -4,12 +4,16 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-INSTRUCTION = re.compile(r"^([A-Z]+)\s+(.*)$", re.DOTALL)
-QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*\"""")
+INSTRUCTION = re.compile(r"^([A-Za-z]+)\s+(.*)$", re.DOTALL)
+QUOTE = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
+QUOTED = re.compile(QUOTE)
+SCRIPT = re.compile(rf"""(?<![\w.-])(?:ba|da|k|z)?sh\b[^&|;]*?\s?["']?-\w*c["']?[\s,]+({QUOTE})""")
+"""What a shell is given to run, also in the form of a list."""
 HIDES = {
     r"\|\|": "a failure after `||` is no failure",
     r";": "the command before `;` may fail unseen",
     r"\bset\s+\+e\b": "failures are switched off",
+    r"(?<!<)<<(?!<)": "nobody judges the commands of a here-document",
     r"(?<![&>])&(?![&>])": "a command in the background may fail unseen",
 }
 FLOATS = {
@@ -28,6 +32,7 @@ class Step(NamedTuple):
     number: int
     """Line at which it begins."""
     word: str
+    """In capitals, as Docker takes it in any."""
     rest: str
 
 
@@ -41,7 +46,7 @@ def steps(text: str) -> Iterator[Step]:
         held += line.rstrip("\\") if line.endswith("\\") else line
         if not line.endswith("\\"):
             if match := INSTRUCTION.match(held.strip()):
-                yield Step(start, match[1], match[2])
+                yield Step(start, match[1].upper(), match[2])
             held = ""
 
 
@@ -51,7 +56,7 @@ def problems(text: str) -> list[str]:
     user = "root"
     for step in steps(text):
         place = f"line {step.number}: {step.word}"
-        bare = QUOTED.sub("''", step.rest)
+        bare = _commands(step.rest)
         if step.word == "RUN":
             found += [f"{place}: {why}" for pattern, why in HIDES.items() if re.search(pattern, bare)]
         found += [f"{place}: {why}" for pattern, why in (FLOATS | REFUSED).items() if re.search(pattern, bare)]
@@ -62,3 +67,13 @@ def problems(text: str) -> list[str]:
     if user.split(":")[0] in ("root", "0"):
         found.append("the last USER is root")
     return found
+
+
+def _commands(text: str) -> str:
+    """The text without what is quoted, as that runs nothing; what a shell is given in quotes follows it."""
+    scripts = [_commands(_unquoted(match[1])) for match in SCRIPT.finditer(text)]
+    return "\n".join([QUOTED.sub("''", text), *scripts])
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text[1:-1]

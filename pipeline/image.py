@@ -180,9 +180,10 @@ def launches(line: Line) -> dict[str, Any]:
         ManifestError: a profile mounts a folder whose configuration the line does not keep.
     """
     profiles = {name: profile for name, profile in line.profiles.profiles.items() if profile.image is None}
+    listen = line.profiles.machine.listen if line.profiles.machine else []
     rows = {
         name: {
-            "argv": profile.argv,
+            "argv": [*profile.argv, *listen],
             "environment": profile.environment,
             "mounts": profile.mounts,
             "resolved": profile.resolved,

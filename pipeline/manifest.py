@@ -399,6 +399,11 @@ class Machine(Strict):
     ulimits: dict[str, int]
     restart: str
 
+    @property
+    def listen(self) -> list[str]:
+        """The end of every command line: all addresses of the container, and the port that it passes on."""
+        return ["--host", "0.0.0.0", "--port", str(self.port)]
+
 
 class TargetShape(Strict):
     """Dimensions of the target's language model, and what its checkpoint weighs."""

@@ -90,7 +90,7 @@ class Recipe:
     @property
     def launch(self) -> list[str]:
         """The whole command inside the container."""
-        return [self.python, *LAUNCH, *self.profile.argv, "--host", "0.0.0.0", "--port", str(self.machine.port)]
+        return [self.python, *LAUNCH, *self.profile.argv, *self.machine.listen]
 
     @property
     def health(self) -> list[str]:
@@ -156,7 +156,7 @@ class Recipe:
             ("--health-start-period", "60m"),
         ]
         options += [("--mount", self._mount(inside)) for inside in self.folders]
-        launch = [*_options(self.profile.argv), ("--host", "0.0.0.0"), ("--port", str(machine.port))]
+        launch = _options([*self.profile.argv, *machine.listen])
         server = wrapped(self.shell([self.python, *LAUNCH]), launch, "    ")
         run = " \\\n  ".join([wrapped("docker run", options, "  "), quote(self.image.text), server])
         return f"{self._models_below}\n{run}" if self.below else run

@@ -33,9 +33,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/flush_cache":
-            STATE["flushed"] = True
-            self._json({}, 400 if FAULT == "flush-refused" else 200)
+        path, _, query = self.path.partition("?")
+        if path == "/flush_cache":
+            # As the scheduler does while it still counts the request that was just answered.
+            refused = FAULT == "flush-refused" or not query.startswith("timeout=")
+            STATE["flushed"] = not refused
+            self._json({}, 400 if refused else 200)
         elif not body.get("stream"):
             STATE["requests"] += 1
             self._json({"output_ids": self._tokens(body["sampling_params"]["max_new_tokens"])})
@@ -74,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ff\r\ndata: {}\n\ndata: ")
         print("Segmentation fault", flush=True)
+        print("a line of the dump\n" * 100, flush=True)
         os._exit(139)
 
     def _json(self, value: Any, status: int = 200) -> None:
@@ -84,15 +88,25 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+def stop(*_: Any) -> None:
+    """End as a release does, or as none should."""
+    if FAULT == "crash-at-stop":
+        os._exit(139)
+    if FAULT in ("SIGABRT", "SIGKILL", "SIGSEGV"):
+        os.kill(os.getpid(), signal.Signals[FAULT])
+    sys.exit(0)
+
+
 def main() -> None:
     """Serve until SIGTERM."""
+    print("the first line", flush=True)
     if FAULT == "start":
         print("ImportError: a kernel is missing")
         sys.exit(3)
     if FAULT == "child" and os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "stop" else lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "stop" else stop)
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 

@@ -26,16 +26,20 @@ SOUND = f"""# set +e in a comment, and `a || true` too
 FROM x@{DIGEST}
 RUN a && b 2>&1 \\
  && echo "c; d || e & f" | sha256sum --check
+RUN bash -c "a && echo \\"b; c\\" 'd || e'" && head -c "1;" x && ./build.sh -c "a; b" && python3 -c "import a; a.b()"
+RUN ["sh", "-c", "a && b"]
 USER 10001
 """
 FAKE = """#!{python}
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 found = dict(item.split("=", 1) for item in sys.argv if item.startswith("--metadata-file="))
 context = pathlib.Path(sys.argv[-1])
 record = {{"argv": sys.argv[1:], "files": {{p.name: p.read_text(errors="replace") for p in context.iterdir()}}}}
 pathlib.Path({recorded!r}).write_text(json.dumps(record))
 pathlib.Path(found["--metadata-file"]).write_text({answer!r})
-sys.stderr.write("starting\\nno such network\\n")
+print("starting", flush=True)
+time.sleep({seconds})
+sys.stderr.write("no such network\\n")
 sys.exit({status})
 """
 
@@ -59,10 +63,11 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     return made
 
 
-def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0) -> Path:
+def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0, seconds: float = 0) -> Path:
     """A docker on the path that keeps what it was called with in the returned file."""
     recorded = folder / "recorded.json"
-    text = FAKE.format(python=sys.executable, recorded=str(recorded), answer=answer, status=status)
+    said = {"python": sys.executable, "recorded": str(recorded), "answer": answer, "status": status}
+    text = FAKE.format(**said, seconds=seconds)
     program = write_files(folder / "bin", {"docker": text}) / "docker"
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
@@ -77,7 +82,7 @@ def test_docker_gets_pinned_inputs_and_the_lock_gets_the_digest(
     found = json.loads(recorded.read_text())
     assert found["argv"][:3] == ["buildx", "build", "--push"]
     assert {f"--build-arg=BASE_DIGEST={DIGEST}", "--tag=my.registry/base:a-base-20260131"} <= set(found["argv"])
-    assert {"--provenance=false", "--sbom=false", "--platform=linux/amd64"} <= set(found["argv"])
+    assert {"--provenance=false", "--sbom=false", "--progress=plain", "--platform=linux/amd64"} <= set(found["argv"])
     assert found["files"].keys() == {"Dockerfile", "intel-graphics.list", base_xpu.KEY, "base-xpu.txt", WHEEL.name}
     assert f"signed-by=/usr/share/keyrings/{base_xpu.KEY}" in found["files"]["intel-graphics.list"]
     again = load_line("small", line.folder.parent)
@@ -114,7 +119,7 @@ def test_other_key_is_refused(line: Line, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("answer", "status", "words"),
     [
-        ("{}", 1, "docker buildx build: no such network"),
+        ("{}", 1, "docker buildx build: no such network; .*/small/base-xpu.log has all of its output"),
         ("{}", 0, "expected containerimage.digest, found none"),
         ("no json", 0, "no result"),
     ],
@@ -126,6 +131,19 @@ def test_failure_of_docker_is_one_line(
     with pytest.raises(BaseError, check=says(words)):
         base_xpu.build(line, "r/x", tmp_path)
     assert load_line("small", line.folder.parent).lock is None
+
+
+def test_what_docker_says_is_shown_and_kept(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A build takes long, and where it fails only its output says why."""
+    monkeypatch.setattr("pipeline.console.HEARTBEAT_SECONDS", 0.05)
+    docker(tmp_path, monkeypatch, json.dumps({"containerimage.digest": DIGEST}), seconds=0.5)
+    base_xpu.build(line, "r/x", tmp_path)
+    assert (tmp_path / "small" / "base-xpu.log").read_text() == "starting\nno such network\n"
+    shown = capfd.readouterr().err
+    assert "… Build and push the xpu base: starting, " in shown
+    assert "base-xpu.log (" in shown
 
 
 def test_machine_without_docker_is_told(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +168,8 @@ def test_command_needs_to_know_where_to_push(arguments: list[str], capfd: pytest
 def test_rendered_dockerfile_pins_everything_and_ends_without_rights(name: str) -> None:
     text = base_xpu.render_dockerfile(filled(base_xpu.read(load_line(name))), WHEEL)
     assert dockerfile.problems(text) == []
-    assert "--require-hashes" in text
+    (install,) = [step.rest for step in dockerfile.steps(text) if "--require-hashes" in step.rest]
+    assert "--extra-index-url https://download.pytorch.org/whl/xpu " in install  # PyPI has no torch for XPU
     assert WHEEL.sha256 in text
     assert "USER 10001:10001" in text
     assert "getent" not in text  # no group of this machine in it
@@ -186,6 +205,15 @@ def test_sound_dockerfile_has_no_problem() -> None:
         ("RUN a || true", "after `||`"),
         ("RUN a \\\n || :", "after `||`"),
         ("RUN a; b", "before `;`"),
+        ('RUN bash -c "make || true"', "after `||`"),
+        ("RUN sh -c 'a; b'", "before `;`"),
+        ("RUN /bin/bash -o pipefail -euc 'a; b'", "before `;`"),
+        ('RUN ["sh","-c","a || true"]', "after `||`"),
+        ('RUN ["/bin/bash", "-c", "echo \\"b; c\\" || true"]', "after `||`"),
+        ("RUN a && sh -c \"b && sh -c 'c || true'\"", "after `||`"),
+        ('RUN bash -c "git clone https://x/y"', "a branch moves"),
+        ("RUN <<END", "a here-document"),
+        ("run a || true", "after `||`"),
         ("RUN set +e && a", "switched off"),
         ("RUN a & b", "in the background"),
         ("RUN git clone https://x/y && make", "a branch moves"),
@@ -194,7 +222,9 @@ def test_sound_dockerfile_has_no_problem() -> None:
         ("RUN apt-get upgrade -y", "versions of today"),
         ("RUN pip install --require-hashes -r intel_extension_for_pytorch.txt", "part of torch"),
         ("FROM ubuntu:24.04", "without a digest"),
+        ("from ubuntu:24.04", "without a digest"),
         ("USER root", "the last USER is root"),
+        ("user root", "the last USER is root"),
         ("USER 0:0", "the last USER is root"),
     ],
 )

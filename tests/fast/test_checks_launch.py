@@ -11,6 +11,9 @@ import pytest
 from checks import resolver
 from checks.given import Profile
 from checks.test_launch import captured, problems, rows
+from pipeline.image import launches
+from pipeline.manifest import lines, load_line
+from pipeline.recipe import LAUNCH, make
 
 DECODE = {"backend": "full", "bs": [1, 2], "max_bs": 2}
 
@@ -49,14 +52,24 @@ def answer() -> dict[str, Any]:
 
 def test_sound(profile: Profile, answer: dict[str, Any]) -> None:
     assert list(problems(profile, answer)) == []
-    table = rows("p", profile, profile.environment, answer)
+    table = rows("p", profile, {"ONEAPI_DEVICE_SELECTOR": "level_zero:gpu", **profile.environment}, answer)
     assert table[0] == {"profile": "p", "name": "--page-size", "given": "64", "resolved": "64"}
-    assert [row["name"] for row in table][2:4] == ["sampling_backend", "SGLANG_RING"]
+    assert [row["name"] for row in table][2:5] == ["sampling_backend", "ONEAPI_DEVICE_SELECTOR", "SGLANG_RING"]
+    assert (table[3]["given"], table[3]["resolved"]) == ("level_zero:gpu", "as given: not SGLang's own")
     assert [row["resolved"] for row in table][-3:] == ["graph"] * 3
     assert [(row["name"], row["resolved"]) for row in table][-5:-3] == [
         ("stride of the draft's rings", "48"),
         ("rows of the draft's rings", "96"),
     ]
+
+
+@pytest.mark.parametrize("name", lines())
+def test_the_words_that_are_judged_are_those_that_recipes_show(name: str) -> None:
+    """Host and port are flags like any other: an image whose parser knows neither serves nobody."""
+    line = load_line(name)
+    judged = {profile: row["argv"] for profile, row in launches(line)["profiles"].items()}
+    assert judged == {profile: make(line, profile).launch[len(LAUNCH) + 1 :] for profile in judged}
+    assert all(argv[-4:-1] == ["--host", "0.0.0.0", "--port"] for argv in judged.values())
 
 
 def test_unknown_flag(profile: Profile) -> None:

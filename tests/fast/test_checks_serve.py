@@ -23,10 +23,16 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, obj
     return []
 
 
-def test_a_sound_server_passes(said: list[tuple[str, object]]) -> None:
+@pytest.mark.parametrize("end", ["", "SIGKILL"], ids=["returns", "kills itself"])
+def test_a_sound_server_passes(
+    said: list[tuple[str, object]], end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in refuses a flush that does not wait; releases end in one of two ways."""
+    monkeypatch.setenv("FAULT", end)
     test_serve.test_serve(Verdict(said))
     assert [name for name, _ in said] == ["proof"]
     assert "repeated 5 greedy requests" in str(said[0][1])
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,9 @@ def test_a_sound_server_passes(said: list[tuple[str, object]]) -> None:
         ("cancel", "cancelled stream: expected its request to end early, it held 7000 of 8000 tokens"),
         ("after-cancel", "/generate after a cancelled stream: expected"),
         ("stop", "expected it to end within 0 s of SIGTERM, it did not"),
+        ("crash-at-stop", "expected it to end in good order on SIGTERM, it ended with status 139"),
+        ("SIGSEGV", "expected it to end in good order on SIGTERM, it ended with status -11"),
+        ("SIGABRT", "expected it to end in good order on SIGTERM, it ended with status -6"),
         ("child", "expected its processes to end with it, found one still running"),
     ],
 )
@@ -64,17 +73,24 @@ def test_fault(said: list[tuple[str, object]], fault: str, reason: str, monkeypa
 
 @pytest.mark.parametrize(
     ("fault", "output"),
-    [("start", "ImportError: a kernel is missing"), ("dies-in-/v1/completions", "Segmentation fault")],
+    [
+        ("start", "ImportError: a kernel is missing"),
+        ("dies-in-/v1/completions", "Segmentation fault"),
+        ("constant", "the first line"),
+        ("crash-at-stop", "the first line"),
+    ],
 )
-def test_the_end_of_a_failed_servers_output_is_shown(
+def test_the_whole_output_of_a_server_that_failed_is_shown(
     said: list[tuple[str, object]],
     fault: str,
     output: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is all that tells why it did not start, or why it died."""
+    """It is all that tells why it did not start, why it died, or why it answers so."""
     monkeypatch.setenv("FAULT", fault)
     with pytest.raises(pytest.fail.Exception):
         test_serve.test_serve(Verdict(said))
-    assert output in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.startswith("the first line\n")
+    assert output in shown
