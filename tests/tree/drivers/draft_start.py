@@ -33,8 +33,7 @@ from .answer import Case, answer
 port.lend()
 
 from sglang.srt.arg_groups.speculative_hook import _handle_dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
-from sglang.srt.models import registry  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
-from sglang.srt.models import dflash  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
+from sglang.srt.models import dflash, registry  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
 from sglang.srt.speculative import dflash_worker_v2 as worker  # type: ignore[import-not-found]  # noqa: E402  # isort: skip
 
 EXPECTED = "SGLANG_DFLASH_EXPECTED_ARCHITECTURE"
