@@ -106,5 +106,5 @@ def _head(case: Case) -> Head | None:
     names = [name for name in found.tensors if name.startswith(MTP_PREFIX)]
     if case.role != "target" or not names:
         return None
-    packed = any(on_disk(module_of(name), found.tensors) == "packed" for name in names)
+    packed = any(on_disk(module_of(name), found.dtypes) == "packed" for name in names)
     return Head(len(names), tuple(sorted({found.tensors[name][1].dtype for name in names})), packed)

@@ -52,7 +52,15 @@ class Checkpoint:
     @cached_property
     def names(self) -> frozenset[str]:
         """Tensors that are there or that the index promises; what is promised and absent has a rule of its own."""
-        return frozenset(self.tensors) | frozenset(self.weight_map or ())
+        return frozenset(self.dtypes)
+
+    @cached_property
+    def dtypes(self) -> dict[str, str]:
+        """By tensor; empty for one that the index only promises."""
+        return {
+            **dict.fromkeys(self.weight_map or (), ""),
+            **{name: row.dtype for name, (_, row) in self.tensors.items()},
+        }
 
     @property
     def text_config(self) -> Mapping[str, Any]:

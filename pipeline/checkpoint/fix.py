@@ -28,11 +28,11 @@ def corrected(quantisation: Mapping[str, Any], checkpoint: Checkpoint, pin: Rele
     Raises:
         CheckpointError: the exclusions cannot be read, or no list does what the tensors need.
     """
-    head = Head(checkpoint.names, quantisation, pin.mtp_fused)
+    head = Head(checkpoint.dtypes, quantisation, pin.mtp_fused)
     try:
         with ignore.time_limit():
             fixed = _corrected(head, quantisation)
-            _require_fit(Head(checkpoint.names, fixed, pin.mtp_fused))
+            _require_fit(Head(checkpoint.dtypes, fixed, pin.mtp_fused))
     except Undecided as reason:
         raise CheckpointError(f"{checkpoint.source}/{CONFIG}: {reason}", do="correct the exclusions by hand") from None
     except ignore.Refused as reason:
@@ -73,7 +73,7 @@ def _missing(head: Head, quantisation: Mapping[str, Any], keep: list[str]) -> li
     value: Any = keep
     if key == "extra_config":
         value = {name: (quantisation.get(key) or {})[name] for name in keep}
-    now = Head(head.names, {**quantisation, key: value}, {})
+    now = Head(head.dtypes, {**quantisation, key: value}, {})
     plain = [built for built in MTP_BUILT if head.disk(built) == "plain"]
     wanted = {name for built in plain for name in _names(built, mtp_head.method(quantisation))}
     wanted |= {MTP_FC} if plain else set()

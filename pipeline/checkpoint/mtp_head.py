@@ -111,20 +111,20 @@ def targets(quantisation: Mapping[str, Any]) -> list[str] | None:
 class Head:
     """The MTP head of one checkpoint."""
 
-    names: frozenset[str]
-    """Every tensor of the checkpoint."""
+    dtypes: Mapping[str, str]
+    """Of every tensor of the checkpoint, by name."""
     quantisation: Mapping[str, Any] | None
     fused: Fused
     """The release's table for the MTP class."""
 
     @cached_property
     def tensors(self) -> list[str]:
-        return sorted(name for name in self.names if name.startswith(MTP_PREFIX))
+        return sorted(name for name in self.dtypes if name.startswith(MTP_PREFIX))
 
     @cached_property
     def modules(self) -> list[str]:
         """Every module of the checkpoint, MTP or not."""
-        return sorted({module_of(name) for name in self.names})
+        return sorted({module_of(name) for name in self.dtypes})
 
     @property
     def has_experts(self) -> bool:
@@ -132,7 +132,7 @@ class Head:
 
     def disk(self, built: Built) -> str:
         """``plain``, ``packed``, ``absent`` or, for parts of unequal form, ``mixed``."""
-        forms = {on_disk(part, self.names) for part in built.parts} - {"absent"}
+        forms = {on_disk(part, self.dtypes) for part in built.parts} - {"absent"}
         return forms.pop() if len(forms) == 1 else "mixed" if forms else "absent"
 
     def excluded(self, name: str, *, alone: bool = False) -> bool:

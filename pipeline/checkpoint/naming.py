@@ -3,7 +3,7 @@
 Free of torch and of files: the loader guards in the image use the same names, each from its own side.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MTP_PREFIX = "mtp."
@@ -26,6 +26,10 @@ MTP_PLAIN = (
 PLAIN_SUFFIX = ".weight"
 SCALE_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".scales")
 """What a quantised module has on disk: compressed-tensors, FP8, AWQ and GPTQ."""
+FILLING = ((PLAIN_SUFFIX, ".weight_packed", ".qweight"), (".weight_scale", ".weight_scale_inv", ".scales"))
+"""Of these a module has one weight and, if it is quantised, one scale."""
+ONE_BYTE = frozenset({"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+"""Dtypes of codes: FP8 stores them under the name of a plain weight."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,23 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def on_disk(module: str, tensors: Iterable[str] | Mapping[str, object]) -> str:
-    """``plain``, ``packed`` or ``absent``, from the names of the tensors; a scale beside it makes a weight packed."""
-    if any(module + suffix in tensors for suffix in SCALE_SUFFIXES):
+def on_disk(module: str, dtypes: Mapping[str, str]) -> str:
+    """``plain``, ``packed`` or ``absent``; a scale beside it makes a weight packed, and so do elements of one byte.
+
+    Args:
+        dtypes: by tensor; empty where it is not known.
+    """
+    if any(module + suffix in dtypes for suffix in SCALE_SUFFIXES) or dtypes.get(module + PLAIN_SUFFIX) in ONE_BYTE:
         return "packed"
-    return "plain" if module + PLAIN_SUFFIX in tensors else "absent"
+    return "plain" if module + PLAIN_SUFFIX in dtypes else "absent"
+
+
+def lacks(module: str, dtypes: Mapping[str, str]) -> str:
+    """``weight`` or ``scale``, whichever a module is without; else nothing."""
+    weight, scale = (any(module + suffix in dtypes for suffix in suffixes) for suffixes in FILLING)
+    if not weight:
+        return "weight"
+    return "scale" if not scale and on_disk(module, dtypes) == "packed" else ""
 
 
 @dataclass(frozen=True)

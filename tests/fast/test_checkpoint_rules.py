@@ -8,11 +8,12 @@ import pytest
 
 from pipeline.checkpoint import gate, ignore
 from pipeline.checkpoint.checkpoint import load
-from pipeline.checkpoint.naming import MTP_BUILT, MTP_EXCLUSIONS
+from pipeline.checkpoint.naming import MTP_BUILT, MTP_EXCLUSIONS, ONE_BYTE
 from pipeline.checkpoint.releases import KNOWN, Release
 from pipeline.checkpoint.report import Report
 from pipeline.checkpoint.rule import Case, Severity
 from pipeline.checkpoint.rules import RULES
+from pipeline.checkpoint.safetensors_header import BITS
 from tests.fast import small_checkpoints as small
 from tests.fast.checkpoints import (
     Made,
@@ -31,6 +32,7 @@ from tests.fast.small_checkpoints import with_header
 Plant = Callable[[Made], object]
 SHARD = "model.safetensors"
 SPLIT_ONLY = [name for name in MTP_EXCLUSIONS if not name.endswith(("qkv_proj", "gate_up_proj"))]
+BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 NAN = b"\xc0\x7f"
 
@@ -97,6 +99,20 @@ def half_packed(made: Made) -> None:
     made.tensors.update({module + "weight_packed": ("I32", (4, 4)), module + "weight_scale": ("BF16", (4, 1))})
 
 
+def fp8_head(*excluded: str, scales: bool = True) -> Plant:
+    """The head in block FP8: codes under the name of a plain weight, and a scale per block."""
+
+    def plant(made: Made) -> None:
+        for name in [name for name in made.tensors if "_proj." in name and name.startswith("mtp.")]:
+            made.tensors[name] = ("F8_E4M3", (4, 4))
+            if scales:
+                made.tensors[name + "_scale_inv"] = ("F32", (1, 1))
+        made.config["quantization_config"] = {**BLOCK_FP8, "modules_to_not_convert": list(excluded)}
+        made.card = card(excluded)
+
+    return plant
+
+
 def move_last(by: int) -> Plant:
     """The last tensor's bytes moved; the file's end moves with it."""
 
@@ -141,6 +157,17 @@ TARGET_FAULTS: list[tuple[str, str, Plant]] = [
     ("MTP-01", "declared and absent", lambda made: without(*[n for n in made.tensors if "mtp." in n])(made)),
     ("MTP-03", "no fc", without("mtp.fc.weight")),
     ("MTP-03", "no k", without("mtp.layers.0.self_attn.k_proj.weight")),
+    (
+        "MTP-03",
+        "scales without their weight",
+        lambda made: without("mtp.layers.0.mlp.down_proj.weight_packed")(packed_head(made)),
+    ),
+    (
+        "MTP-03",
+        "packed, without its scale",
+        lambda made: without("mtp.layers.0.mlp.down_proj.weight_scale")(packed_head(made)),
+    ),
+    ("MTP-03", "FP8 codes without a scale", fp8_head("lm_head", scales=False)),
     ("MTP-04", "a number among the exclusions", quantisation(ignore=[1])),
     ("MTP-04", "no expression", quantisation(ignore=["re:mtp.("])),
     ("MTP-04", "text instead of a list", quantisation(ignore="mtp")),
@@ -156,6 +183,12 @@ TARGET_FAULTS: list[tuple[str, str, Plant]] = [
     ("MTP-08", "the published defect: vision only", lambda made: made.exclude("lm_head", "re:.*visual.*")),
     ("MTP-08", "down is not excluded", lambda made: made.exclude(*[n for n in MTP_EXCLUSIONS if "down" not in n])),
     ("MTP-09", "excluded, and packed on disk", lambda made: packed_head(made).exclude(*MTP_EXCLUSIONS)),
+    ("MTP-09", "excluded, and in block FP8 on disk", fp8_head(*MTP_EXCLUSIONS)),
+    (
+        "MTP-09",
+        "fc is quantised",
+        lambda made: made.tensors.update({"mtp.fc.weight": ("F8_E4M3", (4, 4)), "mtp.fc.weight_scale": ("F32", (1,))}),
+    ),
     ("MTP-10", "second layer", lambda made: made.tensors.update({"mtp.layers.1.mlp.up_proj.weight": ("BF16", (4, 4))})),
     ("CARD-01", "no card", lambda made: setattr(made, "card", None)),
     ("CARD-01", "no front matter", lambda made: setattr(made, "card", "# A model\n")),
@@ -299,6 +332,27 @@ def test_quantised_head_needs_no_exclusion(pin: str) -> None:
     assert packed_head(target()).check(pin).publishable_and_servable
 
 
+def test_block_fp8_head_needs_no_exclusion() -> None:
+    made = target()
+    fp8_head("lm_head")(made)
+    assert failed(made.check()) == {}
+
+
+def test_static_fp8_is_not_decided_and_not_passed() -> None:
+    """So its scales of activations, which the load guard demands, need no rule here."""
+    made = target()
+    fp8_head("lm_head")(made)
+    del made.config["quantization_config"]["weight_block_size"]
+    made.config["quantization_config"]["activation_scheme"] = "static"
+    report = made.check()
+    assert statuses(report)["TGT-02"] == "not decided"
+    assert not report.publishable_and_servable
+
+
+def test_dtypes_of_codes_are_those_of_one_byte() -> None:
+    assert {dtype for dtype, bits in BITS.items() if bits == 8} == ONE_BYTE
+
+
 def test_target_group_that_misses_the_head_stops_the_server() -> None:
     made = packed_head(target())
     made.quantisation["config_groups"]["group_0"]["targets"] = ["re:.*layers.0.mlp.*"]
@@ -311,11 +365,7 @@ def test_target_group_that_misses_the_head_stops_the_server() -> None:
     ("format_", "good", "bad"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, ["mtp."], SPLIT_ONLY),
-        (
-            {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
-            ["mtp"],
-            ["mtp.fc", "mtp.layers.0.mlp.down_proj"],
-        ),
+        (BLOCK_FP8, ["mtp"], ["mtp.fc", "mtp.layers.0.mlp.down_proj"]),
     ],
     ids=["awq", "fp8"],
 )

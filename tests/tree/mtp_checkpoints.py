@@ -10,7 +10,7 @@ from gate import gate_module  # type: ignore[import-not-found]  # beside this fi
 naming = gate_module("naming")
 
 HIDDEN, VOCABULARY, HEAD_DIM, HEADS, KEY_HEADS, EXPERTS, EXPERT_WIDTH = 128, 64, 64, 4, 2, 3, 128
-GROUP = 128
+GROUP = BLOCK = 128
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
     "model_type": "qwen3_5_text",
@@ -67,6 +67,20 @@ def packed(module: str, out: int, into: int) -> Tensors:
     }
 
 
+def block_fp8(module: str, out: int, into: int) -> Tensors:
+    """A linear module as FP8 checkpoints store it, with a scale per block."""
+    return {
+        f"{module}.weight": ("float8_e4m3fn", [out, into]),
+        f"{module}.weight_scale_inv": ("float32", [-(-out // BLOCK), -(-into // BLOCK)]),
+    }
+
+
+def static_fp8(module: str, *shape: int) -> Tensors:
+    """One scale for the weight and one, known beforehand, for its input."""
+    scales: Tensors = {f"{module}.{name}": ("float32", [1]) for name in ("weight_scale", "input_scale")}
+    return {f"{module}.weight": ("float8_e4m3fn", list(shape)), **scales}
+
+
 def surroundings() -> Tensors:
     """What every head has plain, and tensors of the target that the head has to pass over."""
     widths = {"q_norm": HEAD_DIM, "k_norm": HEAD_DIM}
@@ -91,21 +105,21 @@ def dense(linear: Any = plain) -> Tensors:
     return tensors
 
 
-def moe(*, fused: bool = False) -> Tensors:
+def moe(linear: Any = plain, *, fused: bool = False) -> Tensors:
     """A head with experts, one tensor per expert and projection or one for all experts."""
     block = f"{LAYER}.mlp"
     tensors = surroundings() | plain(f"{block}.gate", EXPERTS, HIDDEN) | plain(f"{block}.shared_expert_gate", 1, HIDDEN)
     for name, shape in ATTENTION.items():
-        tensors |= plain(f"{LAYER}.self_attn.{name}", *shape)
+        tensors |= linear(f"{LAYER}.self_attn.{name}", *shape)
     for name in MLP:
-        tensors |= plain(f"{block}.shared_expert.{name}", HIDDEN, HIDDEN)
+        tensors |= linear(f"{block}.shared_expert.{name}", HIDDEN, HIDDEN)
     if fused:
         tensors[f"{block}.experts.gate_up_proj"] = ("bfloat16", [EXPERTS, 2 * EXPERT_WIDTH, HIDDEN])
         tensors[f"{block}.experts.down_proj"] = ("bfloat16", [EXPERTS, HIDDEN, EXPERT_WIDTH])
         return tensors
     for expert in range(EXPERTS):
         for name in MLP:
-            tensors |= plain(f"{block}.experts.{expert}.{name}", EXPERT_WIDTH, HIDDEN)
+            tensors |= linear(f"{block}.experts.{expert}.{name}", EXPERT_WIDTH, HIDDEN)
     return tensors
 
 
@@ -126,8 +140,20 @@ def int4(*ignore: str) -> dict[str, Any]:
     }
 
 
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+def llm_compressor_fp8() -> dict[str, Any]:
+    """Static FP8 as compressed-tensors says it."""
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    group = {"targets": ["Linear"], "weights": numbers, "input_activations": numbers, "output_activations": None}
+    return {**int4(), "format": "float-quantized", "config_groups": {"group_0": group}}
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
 """Its exclusions are empty."""
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+
+
+def fp8(*excluded: str) -> dict[str, Any]:
+    return {**FP8, "modules_to_not_convert": list(excluded)}
 
 
 def case(name: str, tensors: Tensors, quantisation: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -137,6 +163,11 @@ def case(name: str, tensors: Tensors, quantisation: dict[str, Any] | None = None
 
 def own(tensors: Tensors) -> list[str]:
     return [name for name in tensors if name.startswith("mtp.")]
+
+
+def inputs(tensors: Tensors) -> list[str]:
+    """Static scales of activations."""
+    return [name for name in tensors if name.endswith(".input_scale")]
 
 
 def subsets() -> list[dict[str, Any]]:
@@ -153,6 +184,9 @@ SPLIT = list(naming.MTP_PARTS)
 FUSED = [built.name for built in naming.MTP_BUILT if built.fused]
 EXPERT = f"{LAYER}.mlp.experts"
 
+K_PROJ = f"{LAYER}.self_attn.k_proj"
+HALF_PLAIN = {**without(dense(packed), *packed(K_PROJ, *ATTENTION["k_proj"])), **plain(K_PROJ, *ATTENTION["k_proj"])}
+
 BY_PARTS = case("excluded by split names", dense(), int4(*SPLIT))
 COMPLETE = [
     case("complete", dense(), update=QKV[:1]),
@@ -160,6 +194,12 @@ COMPLETE = [
     case("excluded by all names", dense(), int4(*naming.MTP_EXCLUSIONS)),
     case("excluded by expression", dense(), int4("re:^mtp.*")),
     case("packed and complete", dense(packed), int4()),
+    case("block FP8 and complete", dense(block_fp8), fp8(naming.MTP_FC)),
+    case("static FP8 and complete", dense(static_fp8), STATIC),
+    case("static FP8 by compressed-tensors", dense(static_fp8), llm_compressor_fp8()),
+    case("experts in block FP8", moe(block_fp8), FP8, config=MOE),
+    case("experts in static FP8", moe(static_fp8), STATIC, config=MOE),
+    case("experts packed", moe(packed), int4(), config=MOE),
     case("experts", moe(), config=MOE, update=[f"{EXPERT}.1.up_proj.weight"]),
     case("experts in one tensor", moe(fused=True), config=MOE),
     case("scales are computed while loading", dense(), quantization="fp8"),
@@ -173,11 +213,59 @@ INCOMPLETE = [
     case("plain, and excluded by fused names alone", dense(), int4(*FUSED)),
     case("plain, under block FP8", dense(), FP8),
     case("packed, without one scale", without(dense(packed), f"{LAYER}.self_attn.k_proj.weight_scale"), int4()),
+    case("block FP8, without one scale", without(dense(block_fp8), f"{LAYER}.self_attn.k_proj.weight_scale_inv"), FP8),
+    case(
+        "block FP8, without a scale of one part",
+        without(dense(block_fp8), f"{LAYER}.mlp.down_proj.weight_scale_inv"),
+        FP8,
+    ),
+    case("packed, and excluded", dense(packed), int4(*naming.MTP_EXCLUSIONS)),
+    case("packed, and k plain", HALF_PLAIN, int4()),
+    case(
+        "experts in block FP8, without one scale",
+        without(moe(block_fp8), f"{EXPERT}.1.up_proj.weight_scale_inv"),
+        FP8,
+        config=MOE,
+    ),
+    case(
+        "experts packed, without one scale",
+        without(moe(packed), f"{EXPERT}.1.up_proj.weight_scale"),
+        int4(),
+        config=MOE,
+    ),
+    case("static FP8, without scales of inputs", without(dense(static_fp8), *inputs(dense(static_fp8))), STATIC),
+    case(
+        "static FP8 by compressed-tensors, without one of them",
+        without(dense(static_fp8), f"{LAYER}.self_attn.k_proj.input_scale"),
+        llm_compressor_fp8(),
+    ),
+    case(
+        "experts in static FP8, without one of them",
+        without(moe(static_fp8), *(f"{EXPERT}.1.{name}.input_scale" for name in MLP[:2])),
+        STATIC,
+        config=MOE,
+    ),
     case("one part of one expert", without(moe(), f"{EXPERT}.1.up_proj.weight"), config=MOE),
     case("one expert", without(moe(), *(f"{EXPERT}.2.{name}.weight" for name in MLP)), config=MOE),
     case("half a shared expert", without(moe(), f"{LAYER}.mlp.shared_expert.up_proj.weight"), config=MOE),
     case("plain experts, under block FP8", moe(), FP8, config=MOE),
     *subsets(),
 ]
+EXPERTS_EXCLUDED = f"{EXPERT}.1.up_proj"
+UNDECODED = [
+    case("block FP8, and excluded", dense(block_fp8), fp8(*naming.MTP_EXCLUSIONS)),
+    case("block FP8, and excluded by a parent", dense(block_fp8), fp8("lm_head", "mtp")),
+    case("static FP8, and excluded", dense(static_fp8), {**STATIC, "ignored_layers": list(naming.MTP_EXCLUSIONS)}),
+    case("block FP8, and down_proj is excluded", dense(block_fp8), fp8(naming.MTP_FC, f"{LAYER}.mlp.down_proj")),
+    case("experts in block FP8, and excluded", moe(block_fp8), fp8(EXPERTS_EXCLUDED), config=MOE),
+    case(
+        "FP8 by compressed-tensors, and excluded", dense(static_fp8), {**llm_compressor_fp8(), "ignore": ["re:^mtp.*"]}
+    ),
+    case("block FP8, without a config", dense(block_fp8)),
+    case("fc in block FP8", {**dense(block_fp8), **block_fp8(naming.MTP_FC, HIDDEN, 2 * HIDDEN)}, FP8),
+]
+"""Quantised, and built plain: every parameter is filled, with codes."""
+INHERITED = case("inherited", without(dense(), *QKV[1:]), inherits=True)
+"""Loaded by a class that inherits ``load_weights``."""
 DUMMY = case("dummy", dense(), load_format="dummy", update=QKV[:1])
-CASES = [*COMPLETE, *INCOMPLETE, DUMMY]
+CASES = [*COMPLETE, *INCOMPLETE, *UNDECODED, INHERITED, DUMMY]

@@ -6,13 +6,22 @@ nothing wrote is known independently of what the guard recorded. Upstream starts
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from draft_starts import draft_starts  # type: ignore[import-not-found]  # these three lie beside this file
 from gate import gate_module  # type: ignore[import-not-found]
-from mtp_checkpoints import BY_PARTS, COMPLETE, EXPERT, INCOMPLETE, LAYER  # type: ignore[import-not-found]
+from mtp_checkpoints import (  # type: ignore[import-not-found]
+    BY_PARTS,
+    COMPLETE,
+    EXPERT,
+    EXPERTS_EXCLUDED,
+    INCOMPLETE,
+    LAYER,
+    UNDECODED,
+)
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
@@ -22,8 +31,8 @@ pytestmark = pytest.mark.patch("mtp-load-coverage.patch")
 naming = gate_module("naming")
 
 SHARED = {"lm_head.weight", "model.embed_tokens.weight"}
-DEFAULTED = ("k_scale", "v_scale", "weight_shape")
-"""Suffixes that no checkpoint has to fill: scales of the KV cache, and a shape that nothing reads."""
+DEFAULTED = ("k_scale", "v_scale", "weight_shape", "g_idx", "g_idx_sort_indices")
+"""Suffixes that no checkpoint has to fill: scales of the KV cache, a shape that nothing reads, an order of channels."""
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +62,9 @@ def named(error: str) -> list[str]:
     return re.split(r", (?![^(]*\))", found[1])
 
 
-def entries(error: str) -> list[str]:
-    """The exclusions that a message asks for."""
-    _, found, text = error.partition("modules_to_not_convert for FP8 and AWQ): ")
+def entries(error: str, do: str = "add to") -> list[str]:
+    """The exclusions that a message asks for, or wants off the list."""
+    _, found, text = error.partition(f"{do} its ignore list (modules_to_not_convert for FP8 and AWQ): ")
     return text.removesuffix(".").split(", ") if found else []
 
 
@@ -106,18 +115,62 @@ def test_upstream_serves_it(theirs: dict[str, Any], each: dict[str, Any]) -> Non
                 "model.layers.0.mlp.experts.w2_weight (expert 2 w2)",
             ],
         ),
+        ("packed, and k plain", [f"model.layers.0.qkv_proj.{name} (k)" for name in ("weight_packed", "weight_scale")]),
+        ("block FP8, without one scale", ["model.layers.0.qkv_proj.weight_scale_inv (k)"]),
+        ("block FP8, without a scale of one part", ["model.layers.0.mlp.down_proj.weight_scale_inv"]),
+        (
+            "experts in block FP8, without one scale",
+            ["model.layers.0.mlp.experts.w13_weight_scale_inv (expert 1 w3)"],
+        ),
+        ("experts packed, without one scale", ["model.layers.0.mlp.experts.w13_weight_scale (expert 1 w3)"]),
+        (
+            "static FP8, without scales of inputs",
+            [
+                f"model.layers.0.{name}.input_scale"
+                for name in ("qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+            ],
+        ),
+        ("static FP8 by compressed-tensors, without one of them", ["model.layers.0.qkv_proj.input_scale (k)"]),
+        (
+            "experts in static FP8, without one of them",
+            ["model.layers.0.mlp.experts.w13_input_scale (expert 1 w1, expert 1 w3)"],
+        ),
         ("half a shared expert", ["model.layers.0.mlp.shared_expert.gate_up_proj.weight (1)"]),
     ],
 )
 def test_the_message_names_shards_and_experts(ours: dict[str, Any], name: str, missing: list[str]) -> None:
     assert named(ours[f"MTP {name}"]["error"]) == missing
     assert entries(ours[f"MTP {name}"]["error"]) == []
+    assert "Use a checkpoint that has them" in ours[f"MTP {name}"]["error"]
 
 
 @pytest.mark.parametrize("name", ["plain, and not excluded", "plain, under block FP8"])
 def test_the_message_asks_for_the_exclusions_that_the_gate_knows(ours: dict[str, Any], name: str) -> None:
     """They are the checkpoint gate's own list, but for ``mtp.fc``, which SGLang never quantises."""
     assert entries(ours[f"MTP {name}"]["error"]) == sorted(set(naming.MTP_EXCLUSIONS) - {naming.MTP_FC})
+
+
+def test_the_gate_and_the_guard_know_packed_modules_alike(composed: Tree) -> None:
+    guard = ast.parse(composed.source("sglang/srt/model_loader/load_coverage.py"))
+    values = [
+        row.value
+        for row in guard.body
+        if isinstance(row, ast.Assign) and ast.unparse(row.targets[0]) == "_QUANTIZED_SUFFIXES"
+    ]
+    assert [f".{suffix}" for suffix in ast.literal_eval(values[0])] == list(naming.SCALE_SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    "name", ["packed, without one scale", "block FP8, without one scale", "static FP8, without scales of inputs"]
+)
+def test_the_gate_lacks_the_same_scales(name: str) -> None:
+    """Scales of inputs are the guard's alone: the gate passes no static FP8 at all."""
+    (each,) = [each for each in INCOMPLETE if each["name"] == f"MTP {name}"]
+    stored = {"float8_e4m3fn": "F8_E4M3", "bfloat16": "BF16"}
+    dtypes = {tensor: stored.get(dtype, "I32") for tensor, (dtype, _) in each["tensors"].items()}
+    lacking = {part: found for part in naming.MTP_PARTS if (found := naming.lacks(part, dtypes))}
+    assert {naming.on_disk(part, dtypes) for part in naming.MTP_PARTS} == {"packed"}
+    assert lacking == ({} if "inputs" in name else {f"{LAYER}.self_attn.k_proj": "scale"})
 
 
 def test_the_message_asks_only_for_what_lacks(ours: dict[str, Any]) -> None:
@@ -129,6 +182,56 @@ def test_the_message_knows_experts(ours: dict[str, Any]) -> None:
     found = entries(ours["MTP plain experts, under block FP8"]["error"])
     assert {EXPERT, r"re:^mtp\.layers\.0\.mlp[.]experts[.].*", f"{LAYER}.mlp.shared_expert.gate_up_proj"} <= set(found)
     assert not any("experts.0" in entry for entry in found)
+
+
+BUILT = sorted(set(naming.MTP_EXCLUSIONS) - {naming.MTP_FC})
+
+
+@pytest.mark.parametrize("each", UNDECODED, ids=lambda each: each["name"])
+def test_codes_without_their_scales_are_refused(ours: dict[str, Any], each: dict[str, Any]) -> None:
+    """The mirror of a plain head that is not excluded: every parameter is filled, and none of them decoded."""
+    measured = ours[each["name"]]
+    assert measured["error"] is not None
+    assert unfilled(measured) == set()
+    assert "without a place for their scales: mtp." in measured["error"]
+    assert "missing:" not in measured["error"]
+    assert entries(measured["error"]) == []
+
+
+@pytest.mark.parametrize("each", UNDECODED, ids=lambda each: each["name"])
+def test_upstream_serves_the_codes(theirs: dict[str, Any], each: dict[str, Any]) -> None:
+    assert theirs[each["name"]]["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "excess"),
+    [
+        ("block FP8, and excluded", BUILT),
+        ("static FP8, and excluded", BUILT),
+        ("packed, and excluded", BUILT),
+        ("block FP8, and excluded by a parent", ["mtp"]),
+        ("FP8 by compressed-tensors, and excluded", ["re:^mtp.*"]),
+        ("block FP8, and down_proj is excluded", [f"{LAYER}.mlp.down_proj"]),
+        ("experts in block FP8, and excluded", [EXPERTS_EXCLUDED]),
+        ("block FP8, without a config", []),
+        ("fc in block FP8", []),
+    ],
+)
+def test_the_message_names_the_exclusions_that_are_too_many(ours: dict[str, Any], name: str, excess: list[str]) -> None:
+    error = ours[f"MTP {name}"]["error"]
+    assert entries(error, "take off") == excess
+    assert ("the model builds them plain: mtp." in error) == (not excess)
+    assert "Use a checkpoint" not in error
+
+
+def test_a_class_that_inherits_the_method_is_not_judged(
+    composed: Tree, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    if not (composed.root / "sglang/srt/models/qwen4_exp_mtp.py").is_file():
+        pytest.skip("no class of this release inherits the method")
+    assert ours["MTP inherited"]["error"] is None
+    assert ours["MTP inherited"]["digest"] == theirs["MTP inherited"]["digest"]
+    assert ours["MTP q alone"]["error"] is not None
 
 
 @pytest.mark.parametrize("name", ["complete", "experts", "dummy"])

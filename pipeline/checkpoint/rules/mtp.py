@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pipeline.checkpoint import ignore, mtp_head
 from pipeline.checkpoint.mtp_head import Head
-from pipeline.checkpoint.naming import MTP_BUILT, MTP_LAYER, MTP_PARTS, MTP_PLAIN, Built, module_of, on_disk
+from pipeline.checkpoint.naming import MTP_BUILT, MTP_LAYER, MTP_PARTS, MTP_PLAIN, Built, lacks, module_of, on_disk
 from pipeline.checkpoint.rule import Case, Rules, Severity, Skip, Undecided
 from pipeline.checkpoint.rules.integrity import READABLE
 
@@ -13,7 +13,7 @@ NEEDS = ("CFG-01", *READABLE)
 
 
 def _head(case: Case) -> Head:
-    return Head(case.checkpoint.names, case.quantisation, case.release.mtp_fused)
+    return Head(case.checkpoint.dtypes, case.quantisation, case.release.mtp_fused)
 
 
 def _stored_head(case: Case) -> Head:
@@ -81,8 +81,8 @@ def declared_head_is_there(case: Case) -> Iterator[str]:
 def head_is_complete(case: Case) -> Iterator[str]:
     head = _stored_head(case)
     for module in (*MTP_PLAIN, *MTP_PARTS):
-        if on_disk(module, head.names) == "absent":
-            yield f"{module}: no weight"
+        if missing := lacks(module, head.dtypes):
+            yield f"{module}: no {missing}"
 
 
 @RULES.add(
@@ -159,7 +159,7 @@ def parts_are_stored_alike(case: Case) -> Iterator[str]:
     head = _stored_head(case)
     for built in MTP_BUILT:
         if head.disk(built) == "mixed":
-            forms = ", ".join(f"{part.rpartition('.')[2]} {on_disk(part, head.names)}" for part in built.parts)
+            forms = ", ".join(f"{part.rpartition('.')[2]} {on_disk(part, head.dtypes)}" for part in built.parts)
             yield f"{built.name}: {forms}"
 
 
@@ -189,6 +189,10 @@ def plain_is_built_plain(case: Case) -> Iterator[str]:
     matches=True,
 )
 def packed_is_built_quantised(case: Case) -> Iterator[str]:
+    dtypes = _stored_head(case).dtypes
+    for module in MTP_PLAIN:
+        if on_disk(module, dtypes) == "packed":
+            yield f"{module}: packed on disk, and {case.release} always builds it plain"
     for built, problem in _built_otherwise(case, "packed"):
         yield problem or f"{built.name}: {_last(built.parts)} packed on disk, and {case.release} builds it plain"
 
