@@ -1,12 +1,18 @@
-"""What a profile takes of a card's memory: the formulas of :mod:`pipeline.pool_sizes`, for one profile and one card."""
+"""What a profile takes of a card's memory.
+
+The formulas of :mod:`pipeline.model_weights` and :mod:`pipeline.pool_sizes`, for one profile and one card; dimensions
+are those of the ``config.json`` that the line keeps of each model folder.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
-from pipeline import pool_sizes
+from pipeline import model_weights, pool_sizes
 from pipeline.errors import ManifestError
 from pipeline.manifest import Line, Profile
+from pipeline.model_weights import Weights
 from pipeline.pool_sizes import Draft, Serving, Target
 
 GIB = 1 << 30
@@ -49,6 +55,65 @@ class Capacity:
         return self.fits >= self.wanted and self.total <= self.card
 
 
+@dataclass(frozen=True)
+class Models:
+    """``config.json`` of what a profile loads."""
+
+    target: dict[str, Any]
+    draft: dict[str, Any] | None
+    """None where the target's own MTP head drafts."""
+
+    @classmethod
+    def of(cls, line: Line, profile: Profile) -> "Models":
+        flags, folders = profile.flags, profile.mounts
+        target = line.config(folders[str(flags["model-path"])])
+        own = flags.get("speculative-draft-model-path")
+        return cls(target, line.config(folders[str(own)]) if own else None)
+
+    def require_shares(self, tp: int) -> None:
+        """Refuse a number of cards among which upstream's layers cannot share their heads.
+
+        Each has the same number of them; only key heads are repeated where there are more cards (``divide`` in
+        ``QKVParallelLinear``; ``Qwen3_5AttentionDecoderLayer``, ``Qwen3_5GatedDeltaNet``, ``DFlashAttention``).
+        """
+        text = self.target["text_config"]
+        divided = {
+            "query heads": text["num_attention_heads"],
+            "linear key heads": text["linear_num_key_heads"],
+            "linear value heads": text["linear_num_value_heads"],
+        }
+        repeated = {"key heads": text["num_key_value_heads"]}
+        if self.draft:
+            divided["query heads of the draft"] = self.draft["num_attention_heads"]
+            repeated["key heads of the draft"] = self.draft["num_key_value_heads"]
+        wrong = [f"a divisor of the {heads} {what}" for what, heads in divided.items() if heads % tp]
+        wrong += [
+            f"a divisor or a multiple of the {heads} {what}"
+            for what, heads in repeated.items()
+            if heads % tp and tp % heads
+        ]
+        if wrong:
+            raise ManifestError(f"--tp {tp}", expected=wrong[0], do="take 4")
+
+    def loaded(self, tp: int) -> list[Part]:
+        """What is in a card's memory before any pool: its shares of the weights, what is whole, and rotary tables."""
+        weights = {"target": model_weights.target(self.target, tp)}
+        if self.draft:
+            weights["draft"] = model_weights.draft(self.draft, tp)
+        else:
+            weights["MTP head"] = model_weights.mtp_head(self.target, tp)
+        tables = [model_weights.rotary_table(model) for model in (self.target, self.draft) if model]
+        return [
+            Part("weights, shared out", _of_each(weights, "split"), sum(each.split for each in weights.values())),
+            Part("weights, whole on each", _of_each(weights, "whole"), sum(each.whole for each in weights.values())),
+            Part("rotary tables", "target, draft" if self.draft else "target", sum(tables)),
+        ]
+
+
+def _of_each(weights: dict[str, Weights], part: str) -> str:
+    return ", ".join(f"{name} {getattr(each, part) / GIB:.2f} GiB" for name, each in weights.items())
+
+
 def serving(profile: Profile, image: dict[str, str], tp: int | None = None) -> Serving:
     """The flags and variables of a profile that decide about memory.
 
@@ -84,7 +149,7 @@ def plan(line: Line, name: str, *, tp: int | None = None, memory_gib: float | No
         memory_gib: memory of one card; the machine's by default.
 
     Raises:
-        ManifestError: no such profile or one of somebody else's image, nothing known of the model or the machine, or
+        ManifestError: no such profile or one of somebody else's image, nothing known of a model or the machine, or
             a number of cards among which the heads cannot be shared.
     """
     profiles = line.profiles
@@ -92,31 +157,27 @@ def plan(line: Line, name: str, *, tp: int | None = None, memory_gib: float | No
     if profile.image is not None:
         do = "name a profile that is served by an image of this line"
         raise ManifestError(f"profile {name} documents another image, whose pools are not known", do=do)
-    if profiles.shapes is None or profiles.machine is None:
-        raise ManifestError(f"{line.folder}/profiles.yaml: no shapes or no machine", do="say what is served on what")
-    target = Target(**profiles.shapes.target.model_dump(exclude={"weights_gib"}))
+    if profiles.machine is None:
+        raise ManifestError(f"{line.folder}/profiles.yaml: no machine", do="say on what it is served")
     wanted = serving(profile, line.release.variables, tp)
-    draft = Draft(**profiles.shapes.draft.model_dump(exclude={"weights_gib"})) if wanted.window is not None else None
-    if target.linear_key_heads % wanted.tp:
-        raise ManifestError(
-            f"--tp {wanted.tp}", expected=f"a divisor of the {target.linear_key_heads} linear key heads", do="take 4"
-        )
+    models = Models.of(line, profile)
+    models.require_shares(wanted.tp)
+    target, draft = Target.of(models.target), Draft.of(models.draft) if models.draft else None
     card = int((memory_gib or profiles.machine.card_memory_gib) * GIB)
-    weights = profiles.shapes.target.weights_gib + (profiles.shapes.draft.weights_gib if draft else 0)
-    loaded = int(weights * GIB / wanted.tp)
+    loaded = models.loaded(wanted.tp)
     return Capacity(
         profile=name,
         tp=wanted.tp,
         card=card,
-        parts=tuple(_parts(target, draft, wanted, loaded, card)),
+        parts=(*loaded, *_pools(target, draft, wanted), _reserve(wanted, card)),
         running=wanted.running,
         slots_per_request=pool_sizes.slots_per_request(wanted.strategy),
-        fits=pool_sizes.tokens_that_fit(target, draft, wanted, card, card - loaded),
+        fits=pool_sizes.tokens_that_fit(target, draft, wanted, card, card - sum(part.bytes for part in loaded)),
         wanted=wanted.tokens,
     )
 
 
-def _parts(target: Target, draft: Draft | None, wanted: Serving, loaded: int, card: int) -> list[Part]:
+def _pools(target: Target, draft: Draft | None, wanted: Serving) -> list[Part]:
     draft_row = pool_sizes.draft_row(target, draft, wanted.tp)
     rows = pool_sizes.draft_rows(wanted)
     if draft is None:
@@ -126,17 +187,19 @@ def _parts(target: Target, draft: Draft | None, wanted: Serving, loaded: int, ca
     else:
         whose = f"{rows:,} tokens, the target's indices"
     target_row = pool_sizes.target_row(target, wanted.tp)
-    reserve = int((1 - wanted.memory_fraction) * card)
     return [
-        Part("weights", f"checkpoints / {wanted.tp}", loaded),
         Part("target KV", f"{wanted.tokens:,} tokens", pool_sizes.pool(wanted.tokens, wanted.page, target_row)),
         Part("draft KV", whose, pool_sizes.pool(rows, wanted.page, draft_row)),
         Part("recurrent states", f"{wanted.slots} slots", pool_sizes.slot_pool(target, wanted)),
         Part("states of a verification", f"running: {wanted.running}", pool_sizes.verify_pool(target, wanted)),
         Part("request tables", f"running: {wanted.running}", pool_sizes.request_tables(wanted)),
         Part("page tables of graphs", f"batches up to {wanted.graph_batch}", pool_sizes.graph_tables(wanted)),
-        Part("left to kernels and graphs", f"{1 - wanted.memory_fraction:.0%} of the card", reserve),
     ]
+
+
+def _reserve(wanted: Serving, card: int) -> Part:
+    fraction = 1 - wanted.memory_fraction
+    return Part("left to kernels and graphs", f"{fraction:.0%} of the card", int(fraction * card))
 
 
 def table(capacity: Capacity) -> Table:

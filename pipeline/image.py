@@ -13,7 +13,7 @@ from pipeline.base import LABEL_KIND, BaseImage
 from pipeline.compose import Composed
 from pipeline.console import step
 from pipeline.documents import RECORD_PATH, Inventory, Record
-from pipeline.errors import ImageError, ManifestError
+from pipeline.errors import ImageError
 from pipeline.files import BUILD, new_folder
 from pipeline.manifest import Line, SourceLayer
 from pipeline.oci import (
@@ -193,15 +193,4 @@ def launches(line: Line) -> dict[str, Any]:
         for name, profile in profiles.items()
     }
     folders = {folder for profile in profiles.values() for folder in profile.mounts.values()}
-    return {"profiles": rows, "configs": {folder: _config(line, folder) for folder in sorted(folders)}}
-
-
-def _config(line: Line, folder: str) -> dict[str, Any]:
-    path = line.folder / "configs" / folder / "config.json"
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ManifestError(
-            f"{path}: {error}", do=f"put the config.json of the model that profiles mount as {folder} there"
-        ) from None
-    return content
+    return {"profiles": rows, "configs": {folder: line.config(folder) for folder in sorted(folders)}}

@@ -405,38 +405,6 @@ class Machine(Strict):
         return ["--host", "0.0.0.0", "--port", str(self.port)]
 
 
-class TargetShape(Strict):
-    """Dimensions of the target's language model, and what its checkpoint weighs."""
-
-    layers: int
-    full_attention_every: int
-    """Every so-manyth layer has full attention and a KV cache; the others a recurrent state."""
-    kv_heads: int
-    head_dim: int
-    linear_key_heads: int
-    linear_value_heads: int
-    linear_key_dim: int
-    linear_value_dim: int
-    conv_taps: int
-    weights_gib: float
-
-
-class DraftShape(Strict):
-    """Dimensions of the DFlash2 draft, and what its checkpoint weighs."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    weights_gib: float
-
-
-class Shapes(Strict):
-    """What the capacity arithmetic counts with."""
-
-    target: TargetShape
-    draft: DraftShape
-
-
 class Common(Strict):
     """What comes before the own entries of every profile; one of somebody else's image gets none of it."""
 
@@ -453,7 +421,6 @@ class Profiles(Strict):
     default_why: str | None = None
     choices: tuple[Choice, ...] = ()
     machine: Machine | None = None
-    shapes: Shapes | None = None
     draft_1m: Draft1M | None = None
 
     @model_validator(mode="before")
@@ -553,6 +520,21 @@ class Line(Strict):
     def page(self) -> str:
         """The page about the line, below the project."""
         return "README.md" if self.is_main else f"{MANIFESTS.name}/{self.name}/README.md"
+
+    def config(self, folder: str) -> dict[str, Any]:
+        """The ``config.json`` of a model folder that profiles mount.
+
+        Raises:
+            ManifestError: the line keeps none of that folder.
+        """
+        path = self.folder / "configs" / folder / "config.json"
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ManifestError(
+                f"{path}: {error}", do=f"put the config.json of the model that profiles mount as {folder} there"
+            ) from None
+        return content
 
 
 Model = TypeVar("Model", bound=BaseModel)

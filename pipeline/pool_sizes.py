@@ -4,7 +4,9 @@ Standard library only: a test of the composed tree loads this file beside SGLang
 the tree's own configurator builds from the same numbers. Places are of SGLang 0.5.23 below ``sglang/srt/``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 KV_BYTES = STATE_INPUT_BYTES = 2
 """BF16: keys, values, and the inputs that a convolution still needs."""
@@ -33,6 +35,22 @@ class Target:
     linear_value_dim: int
     conv_taps: int
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Target":
+        """Read from the ``config.json`` of a ``Qwen3_5ForConditionalGeneration``."""
+        text = config["text_config"]
+        return cls(
+            layers=text["num_hidden_layers"],
+            full_attention_every=text["full_attention_interval"],
+            kv_heads=text["num_key_value_heads"],
+            head_dim=text["head_dim"],
+            linear_key_heads=text["linear_num_key_heads"],
+            linear_value_heads=text["linear_num_value_heads"],
+            linear_key_dim=text["linear_key_head_dim"],
+            linear_value_dim=text["linear_value_head_dim"],
+            conv_taps=text["linear_conv_kernel_dim"],
+        )
+
     @property
     def full_layers(self) -> int:
         """Layers with a KV cache."""
@@ -51,6 +69,11 @@ class Draft:
     layers: int
     kv_heads: int
     head_dim: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Draft":
+        """Read from the ``config.json`` of a ``DFlash2DraftModel``."""
+        return cls(config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
 
 
 @dataclass(frozen=True)

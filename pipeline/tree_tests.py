@@ -19,7 +19,10 @@ TESTS = PROJECT / "tests" / "tree"
 CONFIGS = MANIFESTS / DEFAULT_LINE / "configs"
 SHARED = [
     *(f"checks/{name}" for name in ("fake_xpu.py", "ast_match.py", "given.py", "verdict.py", "test_features.py")),
-    *(f"pipeline/{name}.py" for name in ("pool_sizes", "launch_flags", "source_values", "imports", "errors")),
+    *(
+        f"pipeline/{name}.py"
+        for name in ("pool_sizes", "model_weights", "launch_flags", "source_values", "imports", "errors")
+    ),
     *(f"pipeline/checkpoint/{name}" for name in ("ignore.py", "naming.py", "architectures.txt")),
     *(path.relative_to(PROJECT).as_posix() for path in sorted(CONFIGS.rglob("*.json"))),
 ]

@@ -1,7 +1,8 @@
-"""pipeline/pool_sizes.py against the tree's own configurator: the same pools, to the byte, for every profile.
+"""pipeline/pool_sizes.py and model_weights.py against the tree itself: the same pools and weights, to the byte.
 
-The configurator runs with configs of the real shapes and builds its pools on torch's device "meta", four ranks, one
-card of 32 GiB. The profiles' numbers stand here again, since neither YAML nor the project is there in the image.
+The tree's configurator and model classes run with the ``config.json`` files of the line and build on torch's device
+"meta": pools of four ranks on cards of 32 GiB, weights of one rank of one, four and eight. The profiles' numbers stand
+here again, since neither YAML nor the project is there in the image.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import HISTORY, LINE  # type: ignore[import-not-found]  # beside this file
+from support import model_configs  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from tests.tree.conftest import Tree
 
 HERE = Path(__file__).resolve().parent
-BESIDE = [folder / "pipeline" / "pool_sizes.py" for folder in (HERE.parent, HERE.parents[1])]
-"""In the container and in the project."""
+PIPELINE = next(
+    folder
+    for folder in (HERE.parent / "pipeline", HERE.parents[1] / "pipeline")
+    if (folder / "pool_sizes.py").is_file()
+)
+"""In the container, or in the project."""
 GIB = 1 << 30
 TOTAL, FREE = 32 * GIB, 28 * GIB
 """Enough for the largest pool that a case asks for."""
 NATIVE, EXTENDED = 262_144, 1_048_576
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("pool_sizes", next(path for path in BESIDE if path.is_file()))
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, PIPELINE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,19 +42,9 @@ def _load() -> Any:
     return module
 
 
-sizes = _load()
-TARGET = sizes.Target(
-    layers=64,
-    full_attention_every=4,
-    kv_heads=4,
-    head_dim=256,
-    linear_key_heads=16,
-    linear_value_heads=48,
-    linear_key_dim=128,
-    linear_value_dim=128,
-    conv_taps=4,
-)
-DRAFT = sizes.Draft(layers=5, kv_heads=8, head_dim=128)
+sizes, weights = _load("pool_sizes"), _load("model_weights")
+TARGET = sizes.Target.of(model_configs.target(yarn=False))
+DRAFT = sizes.Draft.of(model_configs.draft(yarn=False))
 
 
 def serving(
@@ -160,3 +156,70 @@ def test_as_many_tokens_fit_as_the_configurator_finds(measured: dict[str, Any], 
     found = measured[f"most, {name}"]["tokens"]
     assert abs(found - fitting) <= wanted.page, "the tree's budget is a float in GiB: a page may go either way"
     assert found > NATIVE
+
+
+RANKS = [1, 4, 8]
+"""8: more ranks than the target has key heads."""
+MODELS = {"target": weights.target, "mtp_head": weights.mtp_head, "draft": weights.draft}
+OF_THE_TARGET = ("model.embed_tokens.", "lm_head.")
+"""What an MTP head is built with and then takes from the target (``set_embed_and_head``)."""
+WHOLE_IN_A_DRAFT = {"fc", "kernel_projection", "base_kernel", "predecessor_codebook", "successor_codebook"}
+
+
+def is_packed(tp: int) -> bool:
+    """Not on the line whose target has BF16 weights, nor in so small parts that torch packs them for no "meta"."""
+    return not HISTORY and tp <= 4
+
+
+def config_of(model: str, tp: int, *, yarn: bool = False) -> dict[str, Any]:
+    config: dict[str, Any] = model_configs.draft(yarn) if model == "draft" else model_configs.target(yarn)
+    if not is_packed(tp):
+        config.pop("quantization_config", None)
+    return config
+
+
+@pytest.fixture(scope="module")
+def held(composed: Tree) -> dict[str, Any]:
+    """Bytes by parameter, of each model on one rank of several."""
+    models = [(model, tp, False) for model in MODELS for tp in RANKS] + [("target", 4, True), ("draft", 4, True)]
+    cases = [
+        {"name": f"{model} {tp} {yarn}", "model": model, "tp": tp, "yarn": yarn, "quantised": is_packed(tp)}
+        for model, tp, yarn in models
+    ]
+    return composed.measure("weights", cases)
+
+
+def own(model: str, parameters: dict[str, int]) -> dict[str, int]:
+    """Without what an MTP head does not keep."""
+    left_out = OF_THE_TARGET if model == "mtp_head" else ()
+    return {name: size for name, size in parameters.items() if not name.startswith(left_out)}
+
+
+@pytest.mark.parametrize("tp", RANKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_on_a_rank_have_the_bytes_of_the_formula(held: dict[str, Any], model: str, tp: int) -> None:
+    found = own(model, held[f"{model} {tp} False"]["parameters"])
+    assert MODELS[model](config_of(model, tp), tp).total == sum(found.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_whole_is_what_four_ranks_hold_as_one_does(held: dict[str, Any], model: str) -> None:
+    alone, shared = (own(model, held[f"{model} {tp} False"]["parameters"]) for tp in (1, 4))
+    assert alone.keys() == shared.keys()
+    same = {name: size for name, size in alone.items() if shared[name] == size}
+    packed = sum(size for name, size in same.items() if name.endswith("weight_shape"))
+    assert MODELS[model](config_of(model, 4), 4).whole == sum(same.values()) - packed
+    if model == "draft":
+        assert {part for name in same for part in name.split(".")} >= WHOLE_IN_A_DRAFT
+
+
+@pytest.mark.parametrize("yarn", [False, True])
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_rotary_tables_have_a_row_for_each_position(held: dict[str, Any], model: str, yarn: bool) -> None:
+    assert held[f"{model} 4 {yarn}"]["rotary tables"] == weights.rotary_table(config_of(model, 4, yarn=yarn))
+
+
+def test_vision_tower_is_built_for_text_too(held: dict[str, Any]) -> None:
+    """So it counts; 0.5.19 and later know a target without one, which no profile of ours asks for."""
+    tower = {name for name in held["target 4 False"]["parameters"] if name.startswith("visual.")}
+    assert len(tower) > 300

@@ -1,1 +1,1 @@
-"""What SGLang's registry imports in ``loading``: the drafts alone, rather than all of its models."""
+"""What SGLang's registry imports in ``loading``: the drafts and their target, rather than all of its models."""
