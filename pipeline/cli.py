@@ -624,25 +624,34 @@ def rebase(release: str, series: Path | None, page: Path | None, ask: bool, line
     from pipeline import rebase as rebasing
     from pipeline import rebase_page, rebase_text
     from pipeline.files import write_atomic
+    from pipeline.rebase_report import RebaseReport
 
     of_line = click.get_current_context().get_parameter_source("line_name")
     if series is not None and of_line is not ParameterSource.DEFAULT:
         raise click.UsageError("--series and --line: give one of them, a folder of patches has no line")
-    with build_lock():
-        if series is not None:
-            report = rebasing.report_of_folder(series, release, BUILD)
+
+    def show(report: RebaseReport) -> None:
+        if as_json:
+            emit({"exact": report.exact, **report.model_dump(mode="json")})
         else:
-            report = rebasing.report_of_line(load_line(line_name), release, BUILD, ask=ask)
-    if as_json:
-        emit({"exact": report.exact, **report.model_dump(mode="json")})
-    else:
-        console.out.print(rebase_text.title(report), markup=False)
-        console.out.print(rebase_text.table(report))
-        for line in rebase_text.details(report):
-            console.out.print(line, markup=False)
-    if page is not None:
-        write_atomic(page, rebase_page.render(report).encode())
-        console.note(f"page: {page}")
+            console.out.print(rebase_text.title(report), markup=False)
+            console.out.print(rebase_text.table(report))
+            for line in rebase_text.details(report):
+                console.out.print(line, markup=False)
+        if page is not None:
+            write_atomic(page, rebase_page.render(report).encode())
+            console.note(f"page: {page}")
+
+    try:
+        with build_lock():
+            if series is not None:
+                report = rebasing.report_of_folder(series, release, BUILD)
+            else:
+                report = rebasing.report_of_line(load_line(line_name), release, BUILD, ask=ask)
+    except rebasing.Interrupted as stopped:
+        show(stopped.report)
+        raise
+    show(report)
     rebasing.require_exact(report)
 
 

@@ -38,6 +38,10 @@ RESULT_MALUS = 0.15
 so much a hunk's result, which is longer, than its old text."""
 
 
+Scope = tuple[tuple[int, bytes], ...]
+"""The class and function lines around a line, from outside in: indentation and name of each."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A file as a hunk meets it."""
@@ -66,6 +70,31 @@ class Text:
                 break
             found = block.b + min(at - block.a, block.size)
         return found
+
+    @cached_property
+    def original(self) -> "Text":
+        """The file for which the hunk was made; empty where it is not known."""
+        return Text(self.before or [])
+
+    @cached_property
+    def scopes(self) -> list[Scope]:
+        """What stands around each line, and would around one more at the end."""
+        scope, found = Scope(), [Scope()]
+        for line in self.lines:
+            if match := HEADING.match(line.rstrip(b"\r\n")):
+                depth = _indent(line)
+                scope = (*(outer for outer in scope if outer[0] < depth), (depth, _name(match[1])))
+            found.append(scope)
+        return found
+
+    @cached_property
+    def paths(self) -> set[tuple[bytes, ...]]:
+        """All that lines can stand in: the names from outside in."""
+        return {tuple(name for _, name in scope) for scope in self.scopes}
+
+    def path(self, at: int, depth: int) -> tuple[bytes, ...]:
+        """The names around a line of that indentation."""
+        return tuple(name for indent, name in self.scopes[min(at, len(self.lines))] if indent < depth)
 
     @cached_property
     def _blocks(self) -> list[difflib.Match]:
@@ -107,8 +136,16 @@ class _Group:
     below: list[bytes]
     scope: bytes
     """Class or function in which it stands; empty where the hunk does not say."""
+    old_at: int
+    """Index of the removed lines in the hunk's old text."""
     new_at: int
     """Index of the added lines in the hunk's new text."""
+
+    @property
+    def depth(self) -> int:
+        """The least indentation of what it adds, or else removes: what holds it has less."""
+        lines = list(filter(is_telling, self.added)) or list(filter(is_telling, self.removed))
+        return min(map(_indent, lines), default=0)
 
 
 def context_of(hunk: Hunk) -> tuple[int, int]:
@@ -202,10 +239,10 @@ class _Judge:
         found = self._with_all_context()
         if found is not None and found.status is HunkStatus.UPSTREAM:
             return found
-        fits = found is not None and self._is_here(found.at or 0)
-        if found is not None and fits and self.text.before is None:
+        fit = self._fit(found)
+        if found is not None and fit is not None and self.text.before is None:
             return found  # whether its lines stood elsewhere before, nothing tells
-        return self._by_groups(strict=fits) or found or self._with_fuzz() or self._conflict()
+        return self._by_groups(fit) or found or self._with_fuzz() or self._conflict()
 
     def result(self) -> Match | None:
         if not self.old:
@@ -213,10 +250,29 @@ class _Judge:
         found = self._with_all_context()
         if found is not None and found.status is HunkStatus.UPSTREAM:
             return found
-        return self._by_groups(strict=found is not None and self._is_here(found.at or 0), halves=False)
+        return self._by_groups(self._fit(found))
+
+    def _fit(self, found: Match | None) -> int | None:
+        """Where the old text stands, if that is in its class or function."""
+        return found.at if found is not None and found.at is not None and self._is_here(found.at) else None
 
     def _is_here(self, at: int) -> bool:
-        return in_scope(self.hunk.heading, self.lines, at)
+        """Whether a place stands in the class or function of the hunk, and that in the class in which it was."""
+        return in_scope(self.hunk.heading, self.lines, at) and not self._is_namesake(at)
+
+    def _is_namesake(self, at: int) -> bool:
+        """Whether a place stands in the function of that name of another class, as far as the old file is known."""
+        same_name = in_scope(self.hunk.heading, self.lines, at)
+        return same_name and not _held(self.text, [at], self.depth, self.holder)
+
+    @cached_property
+    def depth(self) -> int:
+        return min(map(_indent, filter(is_telling, self.old)), default=0)
+
+    @cached_property
+    def holder(self) -> set[tuple[bytes, ...]]:
+        """What the hunk stands in in its own file, where that is known."""
+        return {self.text.original.path(self.hunk.stated, self.depth)} if self.text.before is not None else set()
 
     def _without_context(self) -> Match:
         if not self.lines:
@@ -271,7 +327,10 @@ class _Judge:
             return Match(HunkStatus.CONFLICT, places=tuple(sorted(rivals)), note="fits equally well in several places")
         note = ""
         if not self._is_here(best):
-            note = f"below {quoted(heading(self.lines, best))} now, was below {quoted(self.hunk.heading)}"
+            now, was = heading(self.lines, best), self.hunk.heading
+            if self._is_namesake(best):
+                now, was = (b", ".join(path) for path in (self.text.path(best, self.depth), *self.holder))
+            note = f"below {quoted(now)} now, was below {quoted(was)}"
         return Match(HunkStatus.MOVED, best, places=others, note=note)
 
     def _results(self) -> list[int]:
@@ -280,7 +339,9 @@ class _Judge:
         telling = any(map(is_telling, self.new))
         found: list[int] = []
         for at in occurrences(self.lines, self.new):
-            if self._added(at) & self.text.taken or not (telling or at == self.hunk.stated):
+            if self._added(at) & self.text.taken or self._is_namesake(at):
+                continue
+            if not (telling or at == self.hunk.stated):
                 continue
             if not any(group.added for group in groups) and not (self._is_here(at) and self._at_end(at, len(self.new))):
                 continue
@@ -295,7 +356,7 @@ class _Judge:
 
     def _is_news(self, block: list[bytes], count: int) -> bool:
         """Whether the text has a block more often than the file that the hunk was made for."""
-        return count > (len(occurrences(self.text.before, block)) if self.text.before is not None else 0)
+        return count > len(occurrences(self.text.original.lines, block))
 
     # Change by change, with less context
 
@@ -311,18 +372,17 @@ class _Judge:
             above = old[codes[number - 1][1] : a] if number else []
             below = old[b : codes[number + 1][2]] if number + 1 < len(codes) else []
             titles = [match[1].strip() for line in old[:a] if (match := HEADING.match(line.rstrip(b"\r\n")))]
-            found.append(_Group(old[a:b], new[c:d], above, below, titles[-1] if titles else self.hunk.heading, c))
+            found.append(_Group(old[a:b], new[c:d], above, below, titles[-1] if titles else self.hunk.heading, a, c))
         return found
 
-    def _by_groups(self, strict: bool, halves: bool = True) -> Match | None:
+    def _by_groups(self, fit: int | None) -> Match | None:
         """Whether upstream has all or some of the changes, each beside a line of its context or unmistakable.
 
         Args:
-            strict: the old text stands where it should, so that only what was added in its scope counts.
-            halves: whether a change counts of which most lines are there.
+            fit: where the old text stands as it should, so that only what was added in its scope counts.
         """
         groups = [group for group in self.groups if any(map(is_telling, [*group.removed, *group.added]))]
-        proofs = [self._proof(group, strict) for group in groups]
+        proofs = [self._proof(group, fit) for group in groups]
         done = [proof for proof in proofs if proof is not None]
         if done and len(done) == len(proofs):
             proof = frozenset(index for span in done for index in span)
@@ -334,20 +394,22 @@ class _Judge:
             first = next(group for group, proof in zip(groups, proofs, strict=True) if proof is not None)
             near = self._result_near(first, done[0].start)
             return Match(HunkStatus.PARTLY, done[0].start, note=note, near=near)
-        for group in groups if halves else []:
-            if half := self._half(group):
+        for group in groups:
+            if half := self._half(group, fit):
                 share = "all, with others between them," if half[1] == 1 else f"{half[1]:.0%}"
                 note = f"of the lines that it adds, {share} are there (from line {half[0] + 1} on)"
                 return Match(HunkStatus.PARTLY, half[0], note=note, near=self._result_near(group, half[0]))
         return None
 
-    def _half(self, group: _Group) -> tuple[int, float] | None:
+    def _half(self, group: _Group, fit: int | None) -> tuple[int, float] | None:
         """Where the file holds most, but not all of the lines that a change adds, and how many of them."""
         wanted = set(filter(is_telling, group.added))
         if len(wanted) < PARTIAL_LINES:
             return None
         known = set(self.text.before or ())
         places = [at for at, line in enumerate(self.lines) if line in wanted - known and at not in self.text.taken]
+        if fit is not None:
+            places = _held(self.text, places, group.depth, self._holders(group, fit))
         reach = 2 * len(group.added)
         shares = [
             (len({self.lines[at] for at in places[i:] if at < first + reach}) / len(wanted), -first)
@@ -356,19 +418,20 @@ class _Judge:
         share, first = max(shares, default=(0.0, 0))
         return (-first, share) if share >= PARTIAL_SHARE else None
 
-    def _proof(self, group: _Group, strict: bool) -> range | None:
+    def _proof(self, group: _Group, fit: int | None) -> range | None:
         """The lines that show that upstream made this change; empty, at its place, where it only removes."""
         for above, below in ((2, 2), (1, 1), (1, 0), (0, 1), (0, 0)):
             if above > len(group.above) or below > len(group.below):
                 continue
             upper, lower = group.above[len(group.above) - above :], group.below[:below]
-            places = self._places(group, upper, lower, strict)
-            if places and self._is_news([*upper, *group.added, *lower], len(places)):
+            places = self._places(group, upper, lower, fit)
+            former = [at + above for at in occurrences(self.text.original.lines, [*upper, *group.added, *lower])]
+            if len(places) > len(_held(self.text.original, former, group.depth, self._holders(group, fit))):
                 at = min(places, key=lambda place: abs(place - self.home))
                 return range(at, at + len(group.added))
         return None
 
-    def _places(self, group: _Group, upper: list[bytes], lower: list[bytes], strict: bool) -> list[int]:
+    def _places(self, group: _Group, upper: list[bytes], lower: list[bytes], fit: int | None) -> list[int]:
         """Places of the added lines between these lines of context, where that proves anything."""
         both, telling = bool(upper and lower), any(map(is_telling, group.added))
         if not telling and not (both and is_telling(upper[-1]) and is_telling(lower[0])):
@@ -377,9 +440,10 @@ class _Judge:
             return []
         found = [at + len(upper) for at in occurrences(self.lines, [*upper, *group.added, *lower])]
         found = [at for at in found if not self.text.taken & set(range(at, at + len(group.added)))]
+        found = _held(self.text, found, group.depth, self._holders(group, fit))
         bare = not upper and not lower
         here = [at for at in found if self._is_in_scope_of(group, at, bare)]
-        alone = len(found) == 1 and _is_distinctive(group.added) and self._needs_no_scope(group, strict)
+        alone = len(found) == 1 and _is_distinctive(group.added) and self._needs_no_scope(group, fit)
         if not here and not alone:
             return []
         return [at for at in here or found if not self._still_there(group, at, alone=bare)]
@@ -396,11 +460,21 @@ class _Judge:
         there = SCOPE.match(heading(self.lines, at))
         return in_scope(group.scope, self.lines, at) or bool(name and there and name[0] == there[0])
 
-    def _needs_no_scope(self, group: _Group, strict: bool) -> bool:
+    def _holders(self, group: _Group, fit: int | None) -> set[tuple[bytes, ...]]:
+        """What the change stands in: where the old text fits, in its own file, or where its scope is; none: unknown."""
+        if fit is not None:
+            return {self.text.path(fit + group.old_at, group.depth)}
+        if self.text.before is not None:
+            return {self.text.original.path(self.hunk.stated + group.old_at, group.depth)}
+        name = _name(group.scope)
+        scopes = [scope for scope in self.text.scopes if scope and scope[-1][1] == name]
+        return {tuple(name for indent, name in scope if indent < group.depth) for scope in scopes}
+
+    def _needs_no_scope(self, group: _Group, fit: int | None) -> bool:
         """Whether lines say enough by themselves, because they bring their own scope, need none, or it is gone."""
         if any(HEADING.match(line.rstrip(b"\r\n")) for line in group.added):
             return True
-        return not strict and (not any(map(_indent, group.added)) or not self._has_scope(group.scope))
+        return fit is None and (not any(map(_indent, group.added)) or not self._has_scope(group.scope))
 
     def _has_scope(self, scope: bytes) -> bool:
         """Whether the text has that class or function; yes where the hunk names none, for then nothing tells."""
@@ -550,6 +624,18 @@ def _scope(lines: list[bytes], at: int) -> tuple[int, int]:
     start, depth = max(((index, indent) for index, indent in titles if index <= at), default=(0, 0))
     end = min((index for index, indent in titles if index > max(start, at) and indent <= depth), default=len(lines))
     return start, end
+
+
+def _held(text: Text, places: list[int], depth: int, holders: set[tuple[bytes, ...]]) -> list[int]:
+    """Of these places those in the same classes and functions; all, where the text has no such."""
+    known = holders & text.paths
+    return [at for at in places if not known or any(text.path(at, depth)[: len(each)] == each for each in known)]
+
+
+def _name(title: bytes) -> bytes:
+    """A class or function line without what it takes."""
+    match = SCOPE.match(title.strip())
+    return match[0] if match else title.strip()
 
 
 def _without_ending(line: bytes) -> bytes:

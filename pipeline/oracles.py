@@ -27,6 +27,8 @@ TITLE = "Ask the oracles about the new release"
 REASON_LIMIT = 200
 TRACEBACK = "Traceback (most recent call last)"
 """In pytest's report only where a driver raised: its own tracebacks look otherwise."""
+ENDED = re.compile(r"^\w+ on SGX_\w+=.* failed:|^E +subprocess\.TimeoutExpired: ", re.MULTILINE)
+"""What ``tests/tree/conftest.py`` says of a driver that was killed, and pytest of one that took too long."""
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 """At the start of the line that ends a traceback."""
 
@@ -102,9 +104,9 @@ def verdict(name: str, cases: Sequence[Case], proofs: Collection[str] = ()) -> O
     if not asking:
         return OracleVerdict(status=OracleStatus.NONE, detail=_without(name, cases, proofs))
     failed = [case for case in asking if case.outcome is Outcome.FAILED]
-    if failed:
-        return _failing(failed, len(asking))
     defect = [case for case in mine if case.trees == {"upstream"} and case.outcome is Outcome.PASSED]
+    if failed:
+        return _failing(failed, len(asking), defect)
     if defect:
         detail = f"contradiction: {many(len(asking), 'test')} passed without it, and so did one that finds the defect: "
         return OracleVerdict(status=OracleStatus.NEEDED, detail=detail + _shown(defect[0]))
@@ -122,14 +124,21 @@ def _without(name: str, cases: Sequence[Case], proofs: Collection[str]) -> str:
     return f"proven by {', '.join(elsewhere)} alone" if elsewhere else "no test in tests/tree is marked with it"
 
 
-def _failing(failed: Sequence[Case], asked: int) -> OracleVerdict:
+def _failing(failed: Sequence[Case], asked: int, defect: Sequence[Case]) -> OracleVerdict:
     """Needed, if a test found something wrong; tests that could not even ask on that code are no answer."""
-    wrong = [case for case in failed if TRACEBACK not in case.text]
+    wrong = [case for case in failed if _could_ask(case)]
     detail = f"{len(failed)} of {many(asked, 'test')} failed; the first: {_shown((wrong or failed)[0])}"
     if wrong:
         return OracleVerdict(status=OracleStatus.NEEDED, detail=detail)
-    why = "none found anything wrong: code that they call is not there, or is another"
+    if defect:
+        found = f"one that finds the defect there passed: {_shown(defect[0])}"
+        return OracleVerdict(status=OracleStatus.NEEDED, detail=f"{found}; {detail}")
+    why = "none found anything wrong: code that they call is not there, or is another, or did not come to an end"
     return OracleVerdict(status=OracleStatus.NO_ANSWER, detail=f"{detail}; {why}")
+
+
+def _could_ask(case: Case) -> bool:
+    return TRACEBACK not in case.text and not ENDED.search(case.text)
 
 
 def _shown(case: Case) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pipeline import foreign_series, hunk_match, imports, onto, patches, upstream_changes
 from pipeline.compose import OVERLAYS, PATCHES, Draft, grow, read_overlay
-from pipeline.console import step
+from pipeline.console import step, warn
 from pipeline.documents import Document
 from pipeline.errors import ComposeError, RebaseError
 from pipeline.files import BUILD
@@ -28,6 +28,7 @@ from pipeline.rebase_report import (
     HunkStatus,
     HunkVerdict,
     Nearest,
+    OracleStatus,
     OracleVerdict,
     OverlayStatus,
     OverlayVerdict,
@@ -51,6 +52,14 @@ FINE = (*APPLIED, HunkStatus.UPSTREAM)
 
 Before = Mapping[str, bytes]
 """Files as a patch was made for them."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody did not wait for the patches' own tests."""
+
+    def __init__(self, report: RebaseReport) -> None:
+        super().__init__()
+        self.report = report
 
 
 @dataclass(frozen=True)
@@ -91,13 +100,11 @@ def of_line(
     *,
     overlays: Path = OVERLAYS,
     series: Path | None = None,
-    oracles: Mapping[str, OracleVerdict] | None = None,
     changes: Document | None = None,
 ) -> RebaseReport:
     """What a release does to a line.
 
     Args:
-        oracles: per patch, what its own tests say on the new release without it.
         changes: what vanished or changed upstream beside the series.
     """
     given = [foreign_series.of_ours(patch) for patch in patches.read_series(series or PATCHES / line.name)]
@@ -105,7 +112,7 @@ def of_line(
     brought = {name: read_overlay(name, overlays) for name in sets}
     tree = {path: data for files in brought.values() for path, data in files.items()} | new.tree.files
     judge = _Series(tree, old.before)
-    verdicts = tuple(_judge_all(judge, given, oracles or {}))
+    verdicts = tuple(_judge_all(judge, given))
     with step("Check imports of the new tree"):
         overlay_verdicts, missing = _imports(judge, new, brought)
     pins = sorted({describe(pin) for pin in line.release.pins.values()})
@@ -128,7 +135,7 @@ def of_folder(folder: Path, new: Onto) -> RebaseReport:
         ComposeError: the folder holds no series, or one that cannot be judged hunk by hunk.
     """
     given = foreign_series.read(folder, new.tree.files.keys())
-    verdicts = tuple(_judge_all(_Series(new.tree.files, {}), given, {}))
+    verdicts = tuple(_judge_all(_Series(new.tree.files, {}), given))
     return RebaseReport(series=str(folder), onto=new.name, onto_sha256=new.sha256, old="", patches=verdicts)
 
 
@@ -137,6 +144,9 @@ def report_of_line(line: Line, release: str, build: Path = BUILD, *, ask: bool =
 
     Args:
         ask: whether the patches' own tests are run on that release.
+
+    Raises:
+        Interrupted: while the tests ran; it has the report without their answers.
     """
     from pipeline import oracles  # it brings the container engine's SDK, which a foreign series does not need
 
@@ -146,8 +156,21 @@ def report_of_line(line: Line, release: str, build: Path = BUILD, *, ask: bool =
     with step("Compare files, variables and flags"):
         second, uses = upstream_changes.second_source(line), upstream_changes.uses_of(line)
         changes = upstream_changes.compare(old.upstream, new.tree.files, second, uses)
-    asked = oracles.judge(line, new.tree.files, build) if ask else {}
-    return of_line(line, new, old, oracles=asked, changes=changes)
+    report = of_line(line, new, old, changes=changes)
+    if not ask:
+        return report
+    try:
+        return with_answers(report, oracles.judge(line, new.tree.files, build))
+    except KeyboardInterrupt as error:
+        warn("the patches' tests were not run: interrupted")
+        none = OracleVerdict(status=OracleStatus.NOT_RUN, detail="interrupted")
+        raise Interrupted(with_answers(report, {patch.name: none for patch in report.patches})) from error
+
+
+def with_answers(report: RebaseReport, answers: Mapping[str, OracleVerdict]) -> RebaseReport:
+    """The report with what the patches' own tests say on the new release without them."""
+    told = [patch.model_copy(update={"oracle": answers.get(patch.name)}) for patch in report.patches]
+    return report.model_copy(update={"patches": tuple(told)})
 
 
 def report_of_folder(folder: Path, release: str, build: Path = BUILD) -> RebaseReport:
@@ -174,9 +197,7 @@ def require_exact(report: RebaseReport) -> None:
     )
 
 
-def _judge_all(
-    series: "_Series", given: list[SeriesPatch], oracles: Mapping[str, OracleVerdict]
-) -> Iterator[PatchVerdict]:
+def _judge_all(series: "_Series", given: list[SeriesPatch]) -> Iterator[PatchVerdict]:
     with step(f"Judge {many(len(given), 'patch', 'es')}") as state:
         for number, patch in enumerate(given, 1):
             state.detail = f"{number} of {len(given)}, {patch.name}"
@@ -187,7 +208,6 @@ def _judge_all(
                 origin=patch.origin,
                 status=_worst([hunk.status for hunk in hunks]),
                 hunks=hunks,
-                oracle=oracles.get(patch.name),
             )
         state.detail = ""
 

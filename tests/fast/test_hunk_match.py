@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge
+from pipeline.hunk_match import Match, Text, context_of, difference, in_scope, is_telling, judge, there_already
 from pipeline.patch_text import heading, occurrences
 from pipeline.patches import Hunk, split_lines
 from pipeline.rebase_report import HunkStatus
@@ -185,6 +185,56 @@ def test_an_addition_that_stands_in_another_function_alone_is_a_conflict(before:
     assert against(wanted, gone, before=before).status is HunkStatus.UPSTREAM
 
 
+METHOD = b"    def reset(self):\n        self.state = prepare_everything()\n\n"
+CLASSES = FILE + b"\n" + FILE[FILE.index(b"class A") :].replace(b"class A", b"class B")
+FIRST, SECOND = CLASSES.index(b"    def two"), CLASSES.rindex(b"    def two")
+
+
+@pytest.mark.parametrize("indented", [METHOD, METHOD.replace(b"self.state", b"self.other_state_of_it")])
+def test_a_method_of_another_class_is_another_one(indented: bytes) -> None:
+    """Both classes have the function above it, too."""
+    wanted = hunk(CLASSES, CLASSES[:FIRST] + indented + CLASSES[FIRST:], context=3)
+    for at in (SECOND, len(CLASSES)):
+        other = CLASSES[:at] + indented + CLASSES[at:]
+        assert against(wanted, other, before=CLASSES) == Match(HunkStatus.EXACT, wanted.stated)
+        assert there_already(wanted, Text(split_lines(other)), wanted.stated) is None
+    own = CLASSES.replace(b"\n\nclass B", b"\n" + indented + b"\nclass B")
+    assert against(wanted, own, before=CLASSES).status is HunkStatus.UPSTREAM
+    assert there_already(wanted, Text(split_lines(own)), wanted.stated) is not None
+
+
+def test_a_line_in_the_same_method_of_another_class_is_another_one() -> None:
+    def in_two(at: int) -> bytes:
+        return CLASSES[:at] + CLASSES[at:].replace(b"        return gamma", SYNC + b"        return gamma", 1)
+
+    wanted = hunk(CLASSES, in_two(FIRST), context=1)
+    wanted = Hunk(wanted.old_start, wanted.new_start, wanted.old, wanted.new, b"def two(self):")
+    assert against(wanted, in_two(SECOND), before=CLASSES) == Match(HunkStatus.EXACT, wanted.stated)
+    # Its own class has other text now: what the other one has is not its result, with all its context or with less.
+    changed = in_two(SECOND).replace(b"delta = compute(4)", b"delta = other(4)", 1)
+    for text in (changed, changed.replace(b"return gamma - delta", b"return delta - gamma")):
+        assert against(wanted, text, before=CLASSES).status is HunkStatus.FUZZ
+
+
+def test_what_another_class_had_already_is_no_reason_against_its_own() -> None:
+    """The hunk brings to A what B has, and so does upstream, at another place in A."""
+    at = len(FILE)
+    before = CLASSES[:SECOND] + METHOD + CLASSES[SECOND:]
+    wanted = hunk(before, before[:FIRST] + METHOD + before[FIRST:], context=3)
+    own = before[:at] + b"\n" + METHOD.rstrip(b"\n") + b"\n" + before[at:]
+    assert against(wanted, own, before=before).status is HunkStatus.UPSTREAM
+    assert against(wanted, before, before=before) == Match(HunkStatus.EXACT, wanted.stated)
+
+
+def test_text_that_fits_in_another_class_alone_says_so() -> None:
+    old = tuple(split_lines(FILE)[11:14])
+    wanted = Hunk(12, 12, old, (old[0], b"        delta = 4\n", old[2]), b"def two(self):")
+    now = FILE.replace(b"gamma = compute(3)", b"gamma = other(3)") + CLASSES[len(FILE) :]
+    found = against(wanted, now, before=FILE)
+    assert (found.status, found.at) == (HunkStatus.MOVED, 22)
+    assert found.note == "below 'class B, def two' now, was below 'class A, def two'"
+
+
 def test_a_line_in_some_function_is_no_result_of_a_hunk_that_names_none() -> None:
     old = (b"    first = 1\n", b"    second = 2\n")
     wanted = Hunk(3, 3, old, (old[0], b"    torch.cuda.synchronize()\n", old[1]))
@@ -273,6 +323,24 @@ def test_most_lines_of_an_addition_are_partly_upstream() -> None:
     found = against(wanted, FILE.replace(b"    def two", told + b"    def two"), before=FILE)
     assert found.status is HunkStatus.PARTLY
     assert found.note == "of the lines that it adds, all, with others between them, are there (from line 11 on)"
+
+
+FOUR = b"".join(b"        prepare_device(%d)\n" % number for number in range(4))
+
+
+@pytest.mark.parametrize("there", [FOUR, FOUR.replace(b"device(3)", b"other(3)")], ids=["all", "most"])
+def test_lines_of_another_function_are_no_part_of_one_that_fits(there: bytes) -> None:
+    wanted = hunk(FILE, FILE.replace(b"        return alpha", FOUR + b"        return alpha"))
+    other = FILE.replace(b"        return gamma", there + b"        return gamma")
+    assert against(wanted, other, before=FILE) == Match(HunkStatus.EXACT, wanted.stated)
+    assert there_already(wanted, Text(split_lines(other)), wanted.stated) is None
+    # In its own function most of them are a part, though its old text fits as well: in the report, and to one who
+    # applies it without knowing the old file.
+    own = FILE.replace(b"        alpha", FOUR.replace(b"device(3)", b"other(3)") + b"        alpha")
+    assert against(wanted, own, before=FILE).status is HunkStatus.PARTLY
+    found = there_already(wanted, Text(split_lines(own)), wanted.stated)
+    assert found is not None
+    assert found.note == "of the lines that it adds, 75% are there (from line 7 on)"
 
 
 # Conflict

@@ -106,6 +106,33 @@ def test_what_a_driver_raised_is_told_apart() -> None:
     assert beside.detail == "2 of 2 tests failed; the first: test_m: lacks: assert 1 == 2"
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x on SGX_TREE=/checks/tree failed:\n", "x on SGX_TREE=/checks/tree failed:"),
+        (
+            "    done = run()\nE   subprocess.TimeoutExpired: Command x timed out",
+            "subprocess.TimeoutExpired: Command x",
+        ),
+    ],
+    ids=["killed", "too long"],
+)
+def test_a_driver_that_came_to_no_end_found_nothing(text: str, reason: str) -> None:
+    ended = replace(case("ended", "failed", "composed"), text=text)
+    alone = oracles.verdict(P, [ended, HOLDS])
+    assert alone.status is NO_ANSWER
+    assert alone.detail.startswith(f"1 of 2 tests failed; the first: test_m: ended: {reason}")
+    assert oracles.verdict(P, [ended, LACKS]).status is NEEDED
+
+
+def test_a_defect_that_is_found_counts_also_where_the_others_could_not_ask() -> None:
+    raised = replace(case("raised", "failed", "composed"), text=RAISED)
+    found = oracles.verdict(P, [raised, HOLDS, DEFECT])
+    assert found.status is NEEDED
+    assert found.detail.startswith("one that finds the defect there passed: test_m: defect; 1 of 2 tests failed; ")
+    assert oracles.verdict(P, [raised, REPAIRED]).status is NO_ANSWER
+
+
 # --- judge ---
 
 
@@ -214,6 +241,8 @@ PLAIN = "def double():\n    return 1\n"
 FIXED = "def double():\n    return 2\n"
 GATED = "def double():\n    if False:\n        return 2\n    return 1\n"
 TRIPLE = "def triple():\n    return 3\n"
+KILLED = "import os, signal\n\nos.kill(os.getpid(), signal.SIGKILL)\n"
+ENDLESS = "import time\n\ntime.sleep(99)\n"
 
 
 def ask(folder: Path, source: str) -> tuple[Case, ...]:
@@ -221,6 +250,10 @@ def ask(folder: Path, source: str) -> tuple[Case, ...]:
     tests = write_files(folder / "tests", {"test_small.py": TEST, "drivers/small.py": DRIVER})
     for path in ("conftest.py", "drivers/__init__.py", "drivers/answer.py"):
         shutil.copy(tree_tests.TESTS / path, tests / path)
+    if source == ENDLESS:
+        hooks = (tests / "conftest.py").read_text()
+        assert "DRIVER_TIMEOUT_SECONDS = 600\n" in hooks
+        (tests / "conftest.py").write_text(hooks.replace("SECONDS = 600\n", "SECONDS = 1\n"))
     write_files(folder, {"checks/fake_xpu.py": "", "tree/sglang/__init__.py": source})
     tree = str(folder / "tree")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "patch", "-c", os.devnull]
@@ -241,17 +274,23 @@ def ask(folder: Path, source: str) -> tuple[Case, ...]:
         (FIXED + TRIPLE, DROPPABLE, DROPPABLE),
         (GATED + TRIPLE, NEEDED, DROPPABLE),
         ("import of_our_overlay\n", NO_ANSWER, NO_ANSWER),
+        (KILLED, NO_ANSWER, NO_ANSWER),
+        (ENDLESS, NO_ANSWER, NO_ANSWER),
     ],
-    ids=["plain", "one of two", "the other", "both", "gated off", "import fails"],
+    ids=["plain", "one of two", "the other", "both", "gated off", "import fails", "killed", "too long"],
 )
 def test_a_tree_is_asked(tmp_path: Path, source: str, double: OracleStatus, triple: OracleStatus) -> None:
     cases = ask(tmp_path, source)
     assert {each.name for each in cases} == {"test_double", "test_upstream_does_not", "test_triple"}
     found = {name: oracles.verdict(f"{name}.patch", cases) for name in ("double", "triple")}
     assert {name: verdict.status for name, verdict in found.items()} == {"double": double, "triple": triple}
+    reasons = {
+        "import of_our_overlay\n": "ModuleNotFoundError: No module named",
+        KILLED: "small on SGX_TREE=",
+        ENDLESS: "subprocess.TimeoutExpired: Command",
+    }
     if "def triple" not in source:
-        reason = "ModuleNotFoundError: No module named" if "import" in source else "AttributeError: module 'sglang'"
-        assert reason in found["triple"].detail
+        assert reasons.get(source, "AttributeError: module 'sglang'") in found["triple"].detail
 
 
 # --- marks ---

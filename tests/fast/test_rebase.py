@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -350,11 +349,10 @@ def line(tmp_path: Path) -> Any:
     return make_line(tmp_path, pins=pins, layers=[*layers, {"patches": "series"}])
 
 
-def report(line: Any, folder: Path, tree: Mapping[str, str | bytes], **oracles: OracleVerdict) -> RebaseReport:
+def report(line: Any, folder: Path, tree: Mapping[str, str | bytes]) -> RebaseReport:
     overlays, series = folder / "overlays", folder / "series"
     old = rebase.made(line, folder / "build", overlays, series)
-    verdicts = {f"{name.removeprefix('p')}.patch": verdict for name, verdict in oracles.items()}
-    return rebase.of_line(line, release(tree), old, overlays=overlays, series=series, oracles=verdicts)
+    return rebase.of_line(line, release(tree), old, overlays=overlays, series=series)
 
 
 def test_what_a_line_is_made_for(line: Any, tmp_path: Path) -> None:
@@ -402,7 +400,7 @@ def test_text_that_is_upstream_is_droppable_by_its_oracle_alone(line: Any, tmp_p
     """The release has the lines of both patches, and an oracle that fails without them: gated off, still needed."""
     tree = {PATH: PATCHED.replace("compute(9)", "compute(99)"), "sglang/__init__.py": ""}
     needed = OracleVerdict(status=OracleStatus.NEEDED, detail="test_x fails")
-    found = report(line, tmp_path, tree, p1=needed)
+    found = rebase.with_answers(report(line, tmp_path, tree), {"1.patch": needed})
     assert [patch.status for patch in found.patches] == [UPSTREAM, UPSTREAM]
     assert [patch.oracle for patch in found.patches] == [needed, None]
     shown = "\n".join(rebase_text.details(found))
@@ -489,26 +487,52 @@ def test_a_page_that_cannot_be_written_loses_no_report(build: Path, capsys: pyte
     assert "All is exact." in capsys.readouterr().out
 
 
+@pytest.fixture
+def on_line(line: Any, build: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command for the line on a release that has its files."""
+    old = rebase.made(line, build / "build", build / "overlays", build / "series")
+    tree = {PATH: FILE, "sglang/__init__.py": "", "sglang/b.py": "b = 1\n"}
+    judged = report(line, build, tree)
+    monkeypatch.setattr(cli, "load_line", lambda _name: line)
+    monkeypatch.setattr(rebase, "made", lambda *_: old)
+    monkeypatch.setattr(rebase, "of_line", lambda *_, **__: judged)
+    write_files(build / "new", tree)
+    return ["rebase", "--onto", str(build / "new"), "--json"]
+
+
 @pytest.mark.parametrize(("told", "asked"), [([], True), (["--oracles"], True), (["--no-oracles"], False)])
 def test_command_asks_the_oracles_unless_told_not_to(
-    line: Any,
-    build: Path,
+    on_line: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     told: list[str],
     asked: bool,
 ) -> None:
-    old = rebase.made(line, build / "build", build / "overlays", build / "series")
-    tree = {PATH: FILE, "sglang/__init__.py": "", "sglang/b.py": "b = 1\n"}
-    made = rebase.of_folder(build / "series", release(tree))
     verdict = OracleVerdict(status=OracleStatus.NEEDED, detail="why")
-    of_line = Mock(return_value=made)
-    monkeypatch.setattr(cli, "load_line", lambda _name: line)
-    monkeypatch.setattr(rebase, "made", lambda *_: old)
-    monkeypatch.setattr(rebase, "of_line", of_line)
     monkeypatch.setattr(oracles, "judge", lambda *_: {"1.patch": verdict})
-    write_files(build / "new", tree)
-    cli.run(["rebase", "--onto", str(build / "new"), *told])
-    assert of_line.call_args.kwargs["oracles"] == ({"1.patch": verdict} if asked else {})
+    assert cli.run([*on_line, *told]) == 0
+    told_of = [patch["oracle"] for patch in json.loads(capsys.readouterr().out)["patches"]]
+    assert told_of == [verdict.model_dump(mode="json") if asked else None, None]
+
+
+def test_who_stops_the_oracles_gets_the_report_of_the_text(
+    on_line: list[str], build: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(oracles, "judge", stopped)
+    page = build / "page.html"
+    assert cli.run([*on_line, "--html", str(page)]) == 130
+    output = capsys.readouterr()
+    patches = json.loads(output.out)["patches"]
+    assert [patch["status"] for patch in patches] == ["exact", "exact"]
+    assert [patch["oracle"] for patch in patches] == [{"status": "not run", "detail": "interrupted"}] * 2
+    assert "the patches' tests were not run: interrupted" in output.err
+    assert "error: interrupted; " in output.err
+    assert "not run" in page.read_text()
+    assert cli.run(on_line[:-1]) == 130
+    assert "All is exact." in capsys.readouterr().out
 
 
 def test_command_prints_brackets_of_headings_as_they_are(build: Path, capsys: pytest.CaptureFixture[str]) -> None:

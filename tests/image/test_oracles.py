@@ -36,8 +36,8 @@ def found(real: Real) -> dict[str, PatchVerdict]:
     """What a rebase says about each patch, with the oracles of two."""
     files = gated(real.composed.files)
     verdicts = oracles.judge(real.line, files, names=[WINDOW, FLUSH])
-    report = rebase.of_line(real.line, Onto("planted", SourceTree(files)), rebase.made(real.line), oracles=verdicts)
-    return {patch.name: patch for patch in report.patches}
+    report = rebase.of_line(real.line, Onto("planted", SourceTree(files)), rebase.made(real.line))
+    return {patch.name: patch for patch in rebase.with_answers(report, verdicts).patches}
 
 
 def test_a_patch_that_upstream_has_may_be_dropped(found: dict[str, PatchVerdict]) -> None:
