@@ -11,6 +11,7 @@ What is compared with upstream elsewhere is compared there with ours, switched o
 from __future__ import annotations
 
 import ast
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,10 +114,19 @@ def everything(modes: tuple[str, ...], **replays: Any) -> list[dict[str, Any]]:
     return captures + [step(mode, lens_of(bs, turn), **replays) for turn in (1, 2) for bs in BUCKETS for mode in modes]
 
 
+def idle_between(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """After each replay that of a rank without requests: lengths of 1 to fill the bucket, and the runner's mask."""
+    captures = [each for each in steps if each.get("capture")]
+    replays = [each for each in steps if not each.get("capture")]
+    idle = [step("verify", [1] * len(each["lens"]), masked=True) for each in replays]
+    return captures + [each for pair in zip(replays, idle, strict=True) for each in pair]
+
+
 MODES = ("verify", "decode", "draft extend")
 GRAPHS: dict[str, dict[str, Any]] = {
     "rows": {"switch": True, "steps": everything(MODES)},
     "rows, sliding-window pool": {"switch": True, "swa_pool": True, "steps": everything(("verify",))},
+    "rows, idle between": {"switch": True, "steps": idle_between(everything(("verify",)))},
     "requests": {"switch": False, "steps": everything(MODES)},
 }
 # A target whose request 1 is full: its draft tokens lie behind a context of whole pages.
@@ -208,14 +218,15 @@ def test_rows_and_requests_compute_the_same(ours: dict[str, Any], case: dict[str
 @verify_rows
 @pytest.mark.parametrize("case", [case for case in EAGER if "chunk" not in case], ids=named)
 def test_each_token_is_a_row_with_its_own_length(ours: dict[str, Any], case: dict[str, Any]) -> None:
-    tokens, rows = case["tokens"], len(case["lens"]) * case["tokens"]
+    lengths = [before + token + 1 for before in case["lens"] for token in range(case["tokens"])]
     for layer in ours[case["name"]]["on"]:
         assert layer == {
             "max_seqlen_q": 1,
-            "cache_seqlens": [before + token + 1 for before in case["lens"] for token in range(tokens)],
-            "cu_seqlens_q": list(range(rows + 1)),
-            "tables": rows,
+            "cache_seqlens": lengths,
+            "cu_seqlens_q": list(range(len(lengths) + 1)),
+            "tables": len(lengths),
         }
+    assert ours[case["name"]]["cu_seqlens_k"] == [0, *accumulate(lengths)]
 
 
 @verify_rows
@@ -316,13 +327,14 @@ def test_every_replay_computes_its_own_batch(ours: dict[str, Any], name: str) ->
 
 
 @verify_rows
-@pytest.mark.parametrize("name", ["rows", "rows, sliding-window pool"])
+@pytest.mark.parametrize("name", ["rows", "rows, sliding-window pool", "rows, idle between"])
 def test_a_replayed_verify_holds_rows(ours: dict[str, Any], name: str) -> None:
     for each, measured in zip(GRAPHS[name]["steps"], ours[name], strict=True):
         if each["mode"] == "verify":
             assert measured["max_seq_len_q"] == 1
             assert measured["cache_seqlens"] == [before + token + 1 for before in each["lens"] for token in range(8)]
             assert measured["cu_seqlens_q"] == list(range(8 * len(each["lens"]) + 1))
+            assert measured["cu_seqlens_k"] == [0, *accumulate(measured["cache_seqlens"])]
 
 
 @verify_rows

@@ -6,8 +6,8 @@ verify per request. Every case names the verification's ``spec`` (a key of SPEC)
 
 eager      verify with the switch off, unless ``only off`` also on; the kernel's arguments, and the differences between
            the two and to a reference
-graph      ``steps`` of capture and replay on one backend; what each replay's captured tensors then hold and compute,
-           or the error of the backend
+graph      ``steps`` of capture and replay on one backend, ``masked`` as the runner does with an idle batch; what each
+           replay's captured tensors then hold and compute, or the error of the backend
 metadata   verify without a forward; a digest of all metadata, or the error in a graph
 noncausal  verify with a layer that looks both ways; the error, if any
 width      size of the page table at ``context`` tokens
@@ -263,6 +263,7 @@ def eager(case: Case) -> dict[str, Any]:
         on, calls = zip(*(bench.attend(batch, layer) for layer in layers), strict=True)
     return {
         **measured,
+        "cu_seqlens_k": bench.backend.forward_metadata.cu_seqlens_k.tolist(),
         "on": [shape_of(call) for call in calls],
         "on to reference": largest(on, expected),
         "off to reference": largest(off, expected),
@@ -281,6 +282,12 @@ def graph(case: Case) -> list[dict[str, Any]]:
 def graph_step(bench: Bench, captured: dict[tuple[str, int], Any], step: Case) -> dict[str, Any]:
     """One capture or replay. A graph reads the tensors that its capture bound, and no attribute set later."""
     backend, batch = bench.backend, bench.batch(step["mode"], step["lens"])
+    for name in ("seq_lens", "req_pool_indices"):
+        # Parts of longer buffers, as the runner's are: who asks for too many gets zeros, not what lies in memory there.
+        buffer = torch.zeros(MAX_BS * bench.case["tokens"], dtype=torch.int64)
+        setattr(batch, name, buffer[: batch.batch_size].copy_(getattr(batch, name)))
+    if step.get("masked"):
+        batch.spec_info.custom_mask = torch.ones(1, dtype=torch.bool)
     key = ("decode" if step["mode"] == "idle" else step["mode"], len(step["lens"]))
     table = backend.decode_cuda_graph_metadata["page_table"]
     before = table.clone()
@@ -300,6 +307,7 @@ def graph_step(bench: Bench, captured: dict[tuple[str, int], Any], step: Case) -
     measured = {
         "max_seq_len_q": metadata.max_seq_len_q,
         "cu_seqlens_q": metadata.cu_seqlens_q.tolist(),
+        "cu_seqlens_k": metadata.cu_seqlens_k.tolist(),
         "cache_seqlens": metadata.cache_seqlens_int32.tolist(),
         "addresses": [
             getattr(metadata, name).data_ptr() for name in GRAPH_FIELDS if getattr(metadata, name) is not None
