@@ -95,6 +95,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
     "--enable-lmcache": {"enable_lmcache": True},
     "--enable-flexkv": {"enable_flexkv": True},
+    "--enable-unified-cache-external-linker": {"enable_unified_cache_external_linker": True},
     "--enable-streaming-session": {"enable_streaming_session": True},
     "--enable-unified-memory": {"enable_unified_memory": True},
     "--enable-hisparse": {"enable_hisparse": True},

@@ -122,6 +122,7 @@ def check_private_ring(cfg: ServerArgs) -> None:
         "--enable-hierarchical-cache": cfg.enable_hierarchical_cache,
         "--enable-lmcache": cfg.enable_lmcache,
         "--enable-flexkv": cfg.enable_flexkv,
+        "--enable-unified-cache-external-linker": cfg.enable_unified_cache_external_linker,
         "--enable-streaming-session": cfg.enable_streaming_session,
         # These size or address the draft's pool by the target's token ids.
         "--enable-unified-memory": cfg.enable_unified_memory,
