@@ -41,10 +41,19 @@ STEPS: dict[str, Step] = {
 # The profiles' pages: a ring is 128 rows, and this prompt goes round twice.
 WHOLE_PAGE, WHOLE_STRIDE, VERY_LONG = 64, 128, prompt(4, 260)
 AGAIN: Step = {"do": "generate", "prompts": [VERY_LONG], "max_new_tokens": 8}
+# Room for both prompts and one answer: near the end of both, one request has to give way. The scheduler admits the
+# second only if it counts on little of what the first may still generate, and on all where a text's end is ignored.
+TIGHT: dict[str, Any] = {"max_total_tokens": 224, "schedule_conservativeness": 0.1}
+FIRST, SECOND = prompt(5, 60), prompt(6, 56)
+BOTH: Step = {"do": "generate", "prompts": [FIRST, SECOND], "max_new_tokens": 48, "ignore_eos": False}
+# The first request decodes on while the third is prefilled in the slot that the second leaves.
+MIXED: Step = {"do": "abort", "prompts": [OTHER, SHORT, LONG], "max_new_tokens": 8, "after": 32}
 GENERATED = [name for name, step in STEPS.items() if step["do"] in ("generate", "logprobs")]
 
 
-def case(models: Models, page: int = PAGE, chunk: int = CHUNK, steps: Sequence[Step] = tuple(STEPS.values())) -> Case:
+def case(
+    models: Models, page: int = PAGE, chunk: int = CHUNK, steps: Sequence[Step] = tuple(STEPS.values()), **more: Any
+) -> Case:
     arguments = {
         "model_path": str(models.target),
         "page_size": page,
@@ -52,6 +61,7 @@ def case(models: Models, page: int = PAGE, chunk: int = CHUNK, steps: Sequence[S
         "max_running_requests": SLOTS,
         "disable_overlap_schedule": False,
         **dflash(models.draft, speculative_draft_window_size=WINDOW),
+        **more,
     }
     return Case(arguments, steps)
 
@@ -141,3 +151,31 @@ def test_pages_of_64(engines: Engines, ring_engines: Engines, models: Models, re
         assert ring["spec_correct_drafts_histogram"] == shared["spec_correct_drafts_histogram"]
         assert ring["spec_num_correct_drafts"] > 0
     assert ours.steps[1][0]["cached_tokens"] == 192
+
+
+def test_a_retracted_request_starts_over_in_a_ring(
+    engines: Engines, ring_engines: Engines, models: Models, reference: Reference
+) -> None:
+    """Retracted and admitted again, it drafts as with shared slots, and afterwards both slots are free."""
+    steps = [BOTH, {**BOTH, "max_new_tokens": 8}, {"do": "flush"}]
+    with ThreadPoolExecutor() as pool:
+        theirs, ours = pool.map(lambda which: which.run(case(models, steps=steps, **TIGHT)), (engines, ring_engines))
+    for step, shared, ring in zip(steps[:2], theirs.steps, ours.steps, strict=False):
+        expected = [reference.continued(text, step["max_new_tokens"]) for text in step["prompts"]]
+        assert [row["ids"] for row in shared] == [row["ids"] for row in ring] == expected
+        for kept in ("num_retractions", "spec_correct_drafts_histogram"):
+            assert [row[kept] for row in ring] == [row[kept] for row in shared]
+    assert sum(row["num_retractions"] for row in ours.steps[0]) == 1
+    assert ours.steps[2] == {"flushed": True}
+
+
+def test_running_requests_ride_along_with_a_prefill(
+    ring_engines: Engines, models: Models, reference: Reference
+) -> None:
+    """``--enable-mixed-chunk``, which upstream allows for DFLASH: they decode on, with drafts as good."""
+    (rows,) = ring_engines.run(case(models, steps=[MIXED], enable_mixed_chunk=True)).steps
+    for text, row in zip(MIXED["prompts"], rows, strict=True):
+        assert row["ids"] == reference.continued(text, len(row["ids"]))
+    first = rows[0]
+    assert len(first["ids"]) >= MIXED["after"]
+    assert first["spec_num_correct_drafts"] / first["spec_num_proposed_drafts"] > FLOOR

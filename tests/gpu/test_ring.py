@@ -58,8 +58,8 @@ class Rings:
 
 
 def value(slot: int, positions: torch.Tensor) -> torch.Tensor:
-    """[positions, 1, 1]: exact in half precision, distinct for neighbouring positions and slots."""
-    return (positions % 61 + 64 * (slot % 4) + 1)[:, None, None].float()
+    """[positions, 2, 1]: the request by the first head and the position, round 251, by the second; exact in BF16."""
+    return torch.stack([torch.full_like(positions, slot + 1), positions % 251 + 1], dim=1)[:, :, None].float()
 
 
 def play(rings: Rings, step: Any) -> None:
@@ -71,6 +71,12 @@ def play(rings: Rings, step: Any) -> None:
         step()
         rings.check(lengths, first)
         lengths = [length + 1 + slot % BLOCK for slot, length in enumerate(lengths)]
+
+
+def test_values_tell_all_requests_apart() -> None:
+    """Also after the rounding of the cache, and at the same position."""
+    values = torch.stack([value(slot, torch.arange(251)).to(HALF) for slot in range(SLOTS)])
+    assert len(torch.unique(values.flatten(0, 1), dim=0)) == SLOTS * 251
 
 
 def test_rows_go_round_the_ring(composed: Path) -> None:

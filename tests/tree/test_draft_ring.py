@@ -35,6 +35,7 @@ FAULTS = {
     "the table begins one late": WRONG_ROW,
     "the whole chunk is written": WRONG_ROW,
     "nothing is committed": WRONG_ROW,
+    "a mixed step begins a fill": "DFLASH private ring: the request in row",
     "two requests share a slot": WRONG_ROW,
 }
 HISTORIES: list[dict[str, Any]] = [
@@ -47,11 +48,18 @@ KINDS_OF_OPERATION = {
     "decode",
     "finish",
     "flush",
+    "mixed",
     "prefill",
     "prefix hit",
     "refused admission",
     "retract",
 }
+
+# Decode steps of a running request, and how far past its committed length a mixed step extends it.
+FILLS: list[dict[str, Any]] = [
+    {"name": f"fill {steps} {shift}", "kind": "fill", "steps": steps, "shift": shift}
+    for steps, shift in ((0, 0), (1, 0), (5, 0), (0, 4), (0, -4), (1, 8), (5, 20), (5, -8))
+]
 
 # Per rank of four: a target token has 16 layers x 2 x 256 x 2 bytes of one KV head, a draft token 5 x 2 x 2 x 128 x 2.
 TARGET_BYTES, DRAFT_BYTES = 16_384, 5_120
@@ -87,6 +95,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
     "--enable-lmcache": {"enable_lmcache": True},
     "--enable-flexkv": {"enable_flexkv": True},
+    "--enable-unified-cache-external-linker": {"enable_unified_cache_external_linker": True},
     "--enable-streaming-session": {"enable_streaming_session": True},
     "--enable-unified-memory": {"enable_unified_memory": True},
     "--enable-hisparse": {"enable_hisparse": True},
@@ -140,7 +149,7 @@ SETTINGS = [*POOLS, *ARGUMENTS, *PREFIXES, *GRAPHS, *SHARED]
 
 @pytest.fixture(scope="module")
 def ours(composed: Tree) -> dict[str, Any]:
-    return composed.measure("draft_ring", [*HISTORIES, *SETTINGS])
+    return composed.measure("draft_ring", [*HISTORIES, *FILLS, *SETTINGS])
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +172,17 @@ def test_every_visible_position_is_its_requests_own(ours: dict[str, Any]) -> Non
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_defect_is_found(ours: dict[str, Any], fault: str) -> None:
     assert re.search(FAULTS[fault], str(ours[fault]["failure"]))
+
+
+@ring_worker
+@pytest.mark.parametrize("each", FILLS, ids=lambda each: each["name"])
+def test_a_running_request_may_ride_along_with_a_prefill(ours: dict[str, Any], each: dict[str, Any]) -> None:
+    """At its committed length: a prefix that neither prefill nor commits have written stays refused."""
+    refusal = ours[each["name"]]
+    if each["shift"]:
+        assert "decodes over draft KV that is not its own" in refusal
+    else:
+        assert refusal is None
 
 
 @ring_pool

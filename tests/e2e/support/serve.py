@@ -23,7 +23,7 @@ from typing import Any
 from tests.e2e.support import shims
 
 Step = dict[str, Any]
-MEASURED = ("cached_tokens", "completion_tokens", "prompt_tokens", "finish_reason")
+MEASURED = ("cached_tokens", "completion_tokens", "prompt_tokens", "finish_reason", "num_retractions")
 SPECULATIVE = "spec_"
 SERVER = ("max_total_num_tokens", "page_size", "max_mamba_cache_size", "mamba_radix_cache_strategy")
 """What of the server's state is answered; names of SGLang's ``/server_info``."""

@@ -278,11 +278,11 @@ class Harness:
             "hicache_consumer_index": -1,
         }
 
-    def prefill(self, requests: list[Request], extends: list[int]) -> None:
+    def prefill(self, requests: list[Request], extends: list[int], mode: ForwardMode = ForwardMode.EXTEND) -> None:
         assert self.pool.alloc(requests) is not None
         batch = SimpleNamespace(
             **self.scheduled(requests),
-            forward_mode=ForwardMode.EXTEND,
+            forward_mode=mode,
             is_extend_in_batch=True,
             prefix_lens=[request.done for request in requests],
             extend_lens=extends,
@@ -299,6 +299,12 @@ class Harness:
             request.done += extend
             request.kv.kv_allocated_len = request.done
             request.decoding = request.done == request.length
+
+    def mixed(self, requests: list[Request], extends: list[int], running: list[Request]) -> None:
+        """A prefill step of ``requests`` into which ScheduleBatch.mix_with_running puts ``running``, a token each."""
+        for request in running:
+            request.length += 1
+        self.prefill([*requests, *running], [*extends, *(1 for _ in running)], ForwardMode.MIXED)
 
     def decode(
         self, requests: list[Request], wanted: list[int], prepare: Callable[[Any], None] = lambda _batch: None

@@ -99,6 +99,14 @@ class History(RuleBasedStateMachine):
         self.harness.prefill(requests, [min(chunk, request.length - request.done) for request in requests])
         self.did("prefill")
 
+    @precondition(lambda self: self.prefilling() and self.decoding())
+    @rule(data=st.data(), chunk=st.integers(1, 40))
+    def mixed(self, data: st.DataObject, chunk: int) -> None:
+        """A chunk of prefill that running requests ride along with, as with ``--enable-mixed-chunk``."""
+        requests, running = self.some(data, self.prefilling()), self.some(data, self.decoding())
+        self.harness.mixed(requests, [min(chunk, request.length - request.done) for request in requests], running)
+        self.did("mixed")
+
     @precondition(lambda self: self.decoding())
     @rule(data=st.data())
     def decode(self, data: st.DataObject) -> None:
@@ -215,6 +223,9 @@ FAULTS: dict[str | None, Any] = {
     "the whole chunk is written": lambda: mock.patch.object(dflash_ring.DraftRing, "prefill_rows", whole_chunk),
     "nothing is committed": lambda: mock.patch.object(
         worker_module.DFlashWorkerV2, "_append_target_hidden_to_draft_kv_by_loc", commit_all
+    ),
+    "a mixed step begins a fill": lambda: mock.patch.object(
+        dflash_ring._Fill, "goes_on_at", lambda self, prefix, _block_size: self.end == prefix
     ),
     "two requests share a slot": lambda: mock.patch.object(
         dflash_ring.DraftRing, "locs", lambda self, rows, positions: real_locs(self, (rows + 1) // 2, positions)

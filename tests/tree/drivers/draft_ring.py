@@ -1,7 +1,7 @@
 """Measure the private draft ring and what surrounds it.
 
 A case: ``name``; ``kind``; what its kind needs (see each function). One driver, since importing the tree costs more
-than all cases. The unpatched tree can run every kind but ``history``.
+than all cases. The unpatched tree can run every kind but ``history`` and ``fill``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sglang.srt.arg_groups.speculative_hook as hook  # type: ignore[import-not
 import sglang.srt.model_executor.pool_configurator as pools  # type: ignore[import-not-found]
 import sglang.srt.speculative.dflash_worker_v2 as worker_module  # type: ignore[import-not-found]
 import torch  # type: ignore[import-not-found]
+from sglang.srt.managers import schedule_batch  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # type: ignore[import-not-found]
 from sglang.srt.model_executor.cuda_graph_config import Backend  # type: ignore[import-not-found]
 from sglang.srt.runtime_context import get_context, get_parallel  # type: ignore[import-not-found]
@@ -48,9 +49,38 @@ def shared(case: Case) -> list[Any]:
         harness.prefill([long], [17])
         for accepted in range(2 * block):
             harness.decode([short, long], [accepted % block, (accepted + 1) % block])
+        late = Request(3, 9)
+        harness.mixed([late], [9], [long, short])
+        harness.decode([long, late, short], [1, 0, 2 % block])
         harness.pool.free(short)
         harness.worker.clear_cache_pool()
         return harness.log
+
+
+def fill(case: Case) -> str | None:
+    """``steps`` of decode, then a chunk that begins ``shift`` positions past what is committed: the refusal's line.
+
+    The worker's check is what is asked, so the next step must pass with no shift, and be refused with any.
+    """
+    page, window, block = 4, 12, 4
+    with (
+        surroundings(page, window, block),
+        mock.patch.object(schedule_batch, "private_ring_enabled", return_value=True),
+    ):
+        harness = Harness(
+            2, page, window, block, lambda pool: worker_module.DraftRing(worker_module.current_layout(), pool)
+        )
+        running, late = Request(1, 30), Request(2, 20)
+        harness.prefill([running], [30])
+        for _ in range(case["steps"]):
+            harness.decode([running], [1])
+        running.length = running.done = running.length + case["shift"]
+        harness.mixed([late], [10], [running])
+        try:
+            harness.decode([running], [1])
+        except RuntimeError as error:
+            return str(error)
+    return None
 
 
 def model(kv_heads: int, head_dim: int, **fields: Any) -> SimpleNamespace:
@@ -211,7 +241,15 @@ def graph(case: Case) -> bool:
     return capture
 
 
-KINDS = {"history": history, "shared": shared, "pool": pool, "arguments": arguments, "prefix": prefix, "graph": graph}
+KINDS = {
+    "history": history,
+    "shared": shared,
+    "fill": fill,
+    "pool": pool,
+    "arguments": arguments,
+    "prefix": prefix,
+    "graph": graph,
+}
 
 if __name__ == "__main__":
     answer(lambda case: KINDS[case["kind"]](case))

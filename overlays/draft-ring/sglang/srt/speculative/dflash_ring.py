@@ -122,6 +122,7 @@ def check_private_ring(cfg: ServerArgs) -> None:
         "--enable-hierarchical-cache": cfg.enable_hierarchical_cache,
         "--enable-lmcache": cfg.enable_lmcache,
         "--enable-flexkv": cfg.enable_flexkv,
+        "--enable-unified-cache-external-linker": cfg.enable_unified_cache_external_linker,
         "--enable-streaming-session": cfg.enable_streaming_session,
         # These size or address the draft's pool by the target's token ids.
         "--enable-unified-memory": cfg.enable_unified_memory,
@@ -140,11 +141,20 @@ def check_private_ring(cfg: ServerArgs) -> None:
 
 @dataclass
 class _Fill:
-    """Positions ``[start, end)`` that prefill wrote for one occupant of a request row."""
+    """Positions ``[start, end)`` that prefill wrote for one occupant of a request row, and decode ``steps`` since."""
 
     generation: int
     start: int
     end: int
+    steps: int = 0
+
+    def goes_on_at(self, prefix: int, block_size: int) -> bool:
+        """Whether all of ``[end, prefix)`` was committed by the steps; each commits 1 to ``block_size`` positions.
+
+        There are steps between two chunks only of a request that decodes: ``--enable-mixed-chunk`` puts running
+        requests into a prefill batch, each with one token at its committed length.
+        """
+        return self.steps <= prefix - self.end <= self.steps * block_size
 
 
 class DraftRing:
@@ -232,7 +242,10 @@ class DraftRing:
         return target_hidden, self.locs(row_of_token, positions), positions, extend_lens
 
     def require_filled(self, req_pool_indices_cpu: torch.Tensor) -> None:
-        """Raise ``RuntimeError`` when a request is about to decode over positions that no prefill wrote for it."""
+        """Raise ``RuntimeError`` when a request is about to decode over positions that no prefill wrote for it.
+
+        Called once before each decode step, which it counts.
+        """
         rows = req_pool_indices_cpu.tolist()
         for row, generation in zip(rows, self._pool.req_generation[rows].tolist(), strict=True):
             fill = self._occupant(row, generation)
@@ -245,6 +258,7 @@ class DraftRing:
                     f"expected prefill to have written {expected}, found {found}. A prefix was reused that the draft "
                     "has no rows for; unset SGLANG_DFLASH_PRIVATE_RING and report the request."
                 )
+            fill.steps += 1
 
     def reset(self) -> None:
         """Forget every occupant, as the cache is flushed; the pool's rows and all graphs over them stay."""
@@ -254,8 +268,8 @@ class DraftRing:
         generations = self._pool.req_generation[rows].tolist()
         for row, generation, prefix, extend in zip(rows, generations, prefix_lens, extend_lens, strict=True):
             fill = self._occupant(row, generation)
-            if fill is not None and fill.end == prefix:
-                fill.end += extend
+            if fill is not None and fill.goes_on_at(prefix, self.layout.block_size):
+                fill.end, fill.steps = prefix + extend, 0
             else:
                 self._fills[row] = _Fill(generation, prefix, prefix + extend)
 
