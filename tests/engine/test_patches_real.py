@@ -25,7 +25,7 @@ def copied(line: str, folder: Path) -> Worktree:
     return Worktree(load_line(line), folder / "build", OVERLAYS, series)
 
 
-@pytest.mark.parametrize(("line", "name"), EDITED, ids=":".join)
+@pytest.mark.parametrize(("line", "name"), EDITED, ids=[f"{line}-{name}" for line, name in EDITED])
 def test_patch_exported_without_an_edit_has_the_same_bytes(line: str, name: str, tmp_path: Path) -> None:
     work = copied(line, tmp_path)
     work.edit(name)
