@@ -99,10 +99,13 @@ class History(RuleBasedStateMachine):
         self.harness.prefill(requests, [min(chunk, request.length - request.done) for request in requests])
         self.did("prefill")
 
-    @precondition(lambda self: self.prefilling() and self.decoding())
-    @rule(data=st.data(), chunk=st.integers(1, 40))
-    def mixed(self, data: st.DataObject, chunk: int) -> None:
+    @precondition(lambda self: self.decoding() and (self.prefilling() or len(self.live) < self.harness.pool.size))
+    @rule(data=st.data(), chunk=st.integers(1, 40), length=st.integers(1, 40))
+    def mixed(self, data: st.DataObject, chunk: int, length: int) -> None:
         """A chunk of prefill that running requests ride along with, as with ``--enable-mixed-chunk``."""
+        if not self.prefilling():
+            self.admit_request(data, length)
+            self.did("admit")
         requests, running = self.some(data, self.prefilling()), self.some(data, self.decoding())
         self.harness.mixed(requests, [min(chunk, request.length - request.done) for request in requests], running)
         self.did("mixed")
