@@ -101,7 +101,7 @@ FAULTS = [
     ),
     Fault(
         "classic-dflash-file",
-        frozenset({"imports", "registry", "startup", "tree"}),
+        frozenset({"features", "imports", "registry", "startup", "tree"}),
         "DFlash2DraftModel",
         edited(DFLASH, b"class DFlash2DraftModel(DFlashDraftModel):", b"class DFlash1DraftModel(DFlashDraftModel):"),
     ),
